@@ -9,13 +9,14 @@
 
 namespace echotp {
 
-/// The error estimates of one (communicator, direction). Element i of a message uses entry i, whichever role (sender or
-/// owner) this rank has for it; the roles never overlap. Null `fast` means: no state, no correction.
+/// The error estimates of one (communicator, direction). Element i of a message uses entry i, whichever role
+/// (sender or owner) this rank has for it; the roles never overlap. Null `fast` means: no state, no
+/// correction.
 struct StateView {
   void* fast = nullptr;           // [capacity] fp32, fp16 or int8 by StateFormat
   void* slow = nullptr;           // [capacity]; may be null when b == 0
   std::uint16_t* unit = nullptr;  // [capacity/group] bf16 unit of a group's entries; null for fp32
-  std::int64_t capacity = 0;      // elements, a multiple of kTileElements; elements beyond it go uncompensated
+  std::int64_t capacity = 0;  // elements, a multiple of kTileElements; elements beyond it go uncompensated
 };
 
 /// Counts that the kernels add to; the host reads them when it writes a receipt. Mapped host memory.
@@ -23,7 +24,8 @@ struct DeviceCounters {
   unsigned long long nonfinite_groups = 0;  // groups that held a NaN or Inf and became NaN on every rank
 };
 
-/// One chunk of one staged all-reduce on one rank. A chunk starts at a multiple of ranks * kTileElements elements.
+/// One chunk of one staged all-reduce on one rank. A chunk starts at a multiple of ranks * kTileElements
+/// elements.
 struct StagedArgs {
   const void* send = nullptr;  // [count] elements of `dtype`, element-aligned only; start of the chunk
   void* recv = nullptr;        // [count], may equal send; start of the chunk
@@ -35,12 +37,14 @@ struct StagedArgs {
   Codec codec;
   Compensation compensation;
   float post_scale = 1.0f;  // the owner multiplies the sum by this before it rounds: 1 for sum, 1/P for avg
-  bool pass_start = false;  // treat the state as zero: first call of a pass. A kernel argument, so graphs bake it
+  bool pass_start =
+      false;  // treat the state as zero: first call of a pass. A kernel argument, so graphs bake it
   StateView state;
-  std::uint8_t* outbox = nullptr;        // [ranks][segment_bytes]: what goes to each owner; own row unused
-  const std::uint8_t* inbox = nullptr;   // [ranks][segment_bytes]: what each rank sent to this owner; own row unused
-  std::uint8_t* gathered = nullptr;      // [ranks][segment_bytes]: reduced segments; this rank writes its own row
-  DeviceCounters* counters = nullptr;    // may be null
+  std::uint8_t* outbox = nullptr;  // [ranks][segment_bytes]: what goes to each owner; own row unused
+  const std::uint8_t* inbox =
+      nullptr;  // [ranks][segment_bytes]: what each rank sent to this owner; own row unused
+  std::uint8_t* gathered = nullptr;  // [ranks][segment_bytes]: reduced segments; this rank writes its own row
+  DeviceCounters* counters = nullptr;  // may be null
 };
 
 }  // namespace echotp

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tile geometry: the one place that knows how a message is cut up and where its bytes lie on the wire.
 //
-// A message of `count` elements is cut into tiles of 2048. Tile t belongs to rank t mod P (block-cyclic: the owner of
-// an element depends on its position alone, never on the message size). A segment is all tiles of one owner, in order.
-// A tile on the wire: 2048 codes of 4 bits (1024 bytes, the element with the lower index in the lower nibble, code + 8
-// stored), then 2048/group scales in bf16. The last tile is padded with zeros and travels whole.
+// A message of `count` elements is cut into tiles of 2048. Tile t belongs to rank t mod P (block-cyclic: the
+// owner of an element depends on its position alone, never on the message size). A segment is all tiles of
+// one owner, in order. A tile on the wire: 2048 codes of 4 bits (1024 bytes, the element with the lower index
+// in the lower nibble, code + 8 stored), then 2048/group scales in bf16. The last tile is padded with zeros
+// and travels whole.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +15,24 @@
 namespace echotp {
 
 inline constexpr int kTileElements = 2048;
-inline constexpr int kMaxRanks = 64;  // of the staged path; bounded by nothing but the size of the argument struct
+inline constexpr int kMaxRanks =
+    64;  // of the staged path; bounded by nothing but the size of the argument struct
 
 /// Bytes of one tile on the wire: codes, then scales.
-constexpr int tile_code_bytes(const Codec& codec) { return kTileElements * codec.bits / 8; }
-constexpr int tile_scale_bytes(const Codec& codec) { return kTileElements / codec.group * 2; }
-constexpr int tile_bytes(const Codec& codec) { return tile_code_bytes(codec) + tile_scale_bytes(codec); }
+constexpr int tile_code_bytes(const Codec& codec) {
+  return kTileElements * codec.bits / 8;
+}
+constexpr int tile_scale_bytes(const Codec& codec) {
+  return kTileElements / codec.group * 2;
+}
+constexpr int tile_bytes(const Codec& codec) {
+  return tile_code_bytes(codec) + tile_scale_bytes(codec);
+}
 
 /// Tiles that hold `count` elements, the last one possibly partial.
-constexpr std::int64_t tile_count(std::int64_t count) { return (count + kTileElements - 1) / kTileElements; }
+constexpr std::int64_t tile_count(std::int64_t count) {
+  return (count + kTileElements - 1) / kTileElements;
+}
 
 /// Tiles of every owner's segment; the same for all owners (short segments are padded with unused tiles).
 constexpr std::int64_t segment_tiles(std::int64_t count, int ranks) {
@@ -34,8 +44,8 @@ constexpr std::int64_t segment_bytes(std::int64_t count, int ranks, const Codec&
   return segment_tiles(count, ranks) * tile_bytes(codec);
 }
 
-/// Bytes that one rank sends for one all-reduce, both phases: (P-1) segments to their owners, its own segment to P-1
-/// peers. Codes and scales; flags and protocol headers of the transport are not counted.
+/// Bytes that one rank sends for one all-reduce, both phases: (P-1) segments to their owners, its own segment
+/// to P-1 peers. Codes and scales; flags and protocol headers of the transport are not counted.
 constexpr std::int64_t wire_bytes(std::int64_t count, int ranks, const Codec& codec) {
   return 2 * (ranks - 1) * segment_bytes(count, ranks, codec);
 }

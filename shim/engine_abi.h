@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The C interface between the preload library (C, libc alone, in every process) and the engine (opened when the first
- * communicator is created). Both come from one build; `version` guards against a stale file.
+ * The C interface between the preload library (C, libc alone, in every process) and the engine (opened when
+ * the first communicator is created). Both come from one build; `version` guards against a stale file.
  *
- * NCCL's types appear as plain C types, so that the preload needs no CUDA or NCCL header: enums are int, handles are
- * void*, ncclUniqueId stays with the preload. */
+ * NCCL's types appear as plain C types, so that the preload needs no CUDA or NCCL header: enums are int,
+ * handles are void*, ncclUniqueId stays with the preload. */
 #ifndef ECHO_TP_SHIM_ENGINE_ABI_H
 #define ECHO_TP_SHIM_ENGINE_ABI_H
 
@@ -16,7 +16,8 @@ extern "C" {
 
 #define ECHO_TP_ENGINE_ABI_VERSION 1u
 
-/* The real functions of one NCCL library, bound by their pnccl names. Any of them may be null in an old version. */
+/* The real functions of one NCCL library, bound by their pnccl names. Any of them may be null in an old
+ * version. */
 typedef struct EchoTpNccl {
   const char* path; /* of the library that holds them */
   int version;      /* ncclGetVersion */
@@ -60,19 +61,21 @@ typedef struct EchoTpEngine {
   uint32_t size;    /* sizeof(EchoTpEngine) */
   uint32_t version; /* ECHO_TP_ENGINE_ABI_VERSION */
 
-  /* A communicator exists (after the real call, or after the ncclGroupEnd that completed it). `name` may be null.
-   * May exchange a record with all ranks over it. Returns ncclSuccess, or an error that the job's own call must
-   * return (a rank without the shim: the communicator was aborted). */
+  /* A communicator exists (after the real call, or after the ncclGroupEnd that completed it). `name` may be
+   * null. May exchange a record with all ranks over it. Returns ncclSuccess, or an error that the job's own
+   * call must return (a rank without the shim: the communicator was aborted). */
   int (*comm_created)(const EchoTpNccl* nccl, void* comm, EchoTpCreated how, const char* name);
 
-  /* Before the real ncclCommDestroy, ncclCommFinalize, ncclCommAbort, ncclCommRevoke ... `abort` != 0: wake our kernels first. */
+  /* Before the real ncclCommDestroy, ncclCommFinalize, ncclCommAbort, ncclCommRevoke ... `abort` != 0: wake
+   * our kernels first. */
   void (*comm_ending)(void* comm, int abort);
 
   /* Replaces ncclAllReduce: decides, then compresses or calls nccl->all_reduce. */
-  int (*all_reduce)(const EchoTpNccl* nccl, const void* send, void* recv, size_t count, int dtype, int op, void* comm,
-                    void* stream);
+  int (*all_reduce)(const EchoTpNccl* nccl, const void* send, void* recv, size_t count, int dtype, int op,
+                    void* comm, void* stream);
 
-  /* Before any other enqueue on `comm` reaches the real NCCL. Replays held all-reduces of the open group first. */
+  /* Before any other enqueue on `comm` reaches the real NCCL. Replays held all-reduces of the open group
+   * first. */
   int (*other)(const EchoTpNccl* nccl, void* comm, EchoTpOther kind, size_t count);
 
   /* Replace ncclGroupStart and ncclGroupEnd; they call the real ones. */

@@ -21,18 +21,19 @@ struct SizeClass {
 
 /// One communicator as this process saw it.
 struct CommunicatorReceipt {
-  std::string name;         // ncclConfig_t.commName, may be empty
+  std::string name;  // ncclConfig_t.commName, may be empty
   int rank = -1;
   int ranks = 0;
-  std::string off;          // reason name when compression is off, else empty
-  std::string off_detail;   // the line that was printed, else empty
+  std::string off;         // reason name when compression is off, else empty
+  std::string off_detail;  // the line that was printed, else empty
   std::int64_t calls = 0;
   std::int64_t compressed = 0;
   std::int64_t captured = 0;  // of the compressed: recorded into a CUDA graph, replays are not counted
   std::array<std::int64_t, static_cast<std::size_t>(Reason::kCount)> by_reason{};
   std::map<std::int64_t, SizeClass> by_bytes;
-  std::int64_t payload_bytes = 0;     // of the compressed calls, count * element size
-  std::int64_t nccl_wire_bytes = 0;   // what a ring would have sent for the compressed calls: 2(P-1)/P * payload
+  std::int64_t payload_bytes = 0;  // of the compressed calls, count * element size
+  std::int64_t nccl_wire_bytes =
+      0;  // what a ring would have sent for the compressed calls: 2(P-1)/P * payload
   std::int64_t echo_wire_bytes = 0;   // what was sent
   std::int64_t passes = 0;            // pass boundaries seen
   std::int64_t state_bytes = 0;       // device memory of the error estimates
@@ -46,7 +47,7 @@ struct Receipt {
   std::string host;
   int pid = 0;
   std::string program;
-  std::string mode;              // observe, compress
+  std::string mode;  // observe, compress
   std::string nccl_path;
   int nccl_version = 0;
   std::uint64_t policy_hash = 0;

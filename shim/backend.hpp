@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// BACKEND: what the engine needs from the GPU for one communicator: exchange records at set-up, tell whether
+// a stream is capturing, run a compressed all-reduce. Abstract, so that the engine is tested without CUDA.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "shim/engine_abi.h"
+#include "shim/policy.hpp"
+#include "shim/result.hpp"
+#include "shim/setup.hpp"
+
+namespace echotp {
+
+/// ncclResult_t values that the engine answers with; the numbers are NCCL's.
+enum NcclResult : int {
+  kNcclSuccess = 0,
+  kNcclUnhandledCudaError = 1,
+  kNcclSystemError = 2,
+  kNcclInternalError = 3,
+  kNcclInProgress = 7,
+};
+
+/// Graph capture as seen on one stream.
+struct CaptureInfo {
+  bool capturing = false;
+  std::uint64_t id = 0;  // of the capture; 0 when not capturing
+};
+
+/// One all-reduce that is going to be compressed.
+struct CompressedCall {
+  const void* send = nullptr;
+  void* recv = nullptr;
+  std::int64_t count = 0;
+  DataType dtype = DataType::kBf16;
+  ReduceOp op = ReduceOp::kSum;
+  void* stream = nullptr;
+  CaptureInfo capture;
+  const PolicyRule* rule = nullptr;
+  bool pass_start = false;
+  int direction = 0;  // which of the communicator's states: 0 forward, 1 backward
+};
+
+/// What a compressed call did beside its result; goes into the receipt.
+struct CallOutcome {
+  int result = kNcclSuccess;
+  std::int64_t wire_bytes = 0;  // sent by this rank
+  bool uncompensated = false;   // the rule wants compensation but there was no room for its state
+};
+
+struct BackendFacts {
+  std::int64_t scratch_bytes = 0;
+  std::int64_t state_bytes = 0;
+  std::int64_t nonfinite_groups = 0;
+};
+
+/// One communicator's resources. Calls come from one thread at a time (the engine holds the communicator's
+/// lock).
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// Fills the GPU part of this rank's record and allocates the transport's scratch. An error becomes a "no"
+  /// vote.
+  virtual Status prepare(SetupRecord& mine) noexcept = 0;
+
+  /// Gathers every rank's record over the communicator. Blocks, at most `timeout_s` seconds; kSystem error
+  /// after that.
+  virtual Status exchange(const SetupRecord& mine, std::span<SetupRecord> all, double timeout_s) noexcept = 0;
+
+  /// Runs one small compressed all-reduce and checks its result; also loads the kernels and connects the
+  /// ranks.
+  virtual Status self_test(double timeout_s) noexcept = 0;
+
+  virtual CaptureInfo capture(void* stream) noexcept = 0;
+
+  /// Enqueues the call; returns before it completes. Captures nothing but kernels, NCCL calls and events.
+  virtual CallOutcome all_reduce(const CompressedCall& call) noexcept = 0;
+
+  /// Makes `stream` wait for everything that is enqueued on `other`: streams of one group.
+  virtual int join(void* stream, void* other) noexcept = 0;
+
+  virtual BackendFacts facts() const noexcept = 0;
+
+  /// True once the resources can be freed without waiting for the GPU and no captured graph refers to them.
+  virtual bool idle() noexcept = 0;
+};
+
+/// The backend of this build: CUDA in the engine, a recorder in its tests.
+std::unique_ptr<Backend> make_backend(const EchoTpNccl& nccl, void* comm, int rank, int ranks);
+
+}  // namespace echotp

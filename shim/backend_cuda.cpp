@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA backend: one communicator's context, staged transport, state store and the order of its calls.
+#include <cuda_runtime_api.h>
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "shim/backend.hpp"
+#include "shim/compensation_state.hpp"
+#include "shim/context.hpp"
+#include "shim/staged_transport.hpp"
+
+namespace echotp {
+
+const Driver& driver() noexcept {
+  static const Driver loaded = [] {
+    Driver found;
+    const auto entry = [](const char* name, auto& pointer) {
+      void* symbol = nullptr;
+      cudaDriverEntryPointQueryResult status{};
+      if (cudaGetDriverEntryPointByVersion(name, &symbol, 12000, cudaEnableDefault, &status) == cudaSuccess &&
+          status == cudaDriverEntryPointSuccess)
+        pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(symbol);
+    };
+    entry("cuCtxGetCurrent", found.ctx_get_current);
+    entry("cuCtxPushCurrent", found.ctx_push_current);
+    entry("cuCtxPopCurrent", found.ctx_pop_current);
+    return found;
+  }();
+  return loaded;
+}
+
+namespace {
+
+/// 16 Mi elements: 32 MiB of bf16. Long enough that NCCL's start-up cost of a chunk stays small, short enough
+/// that three in flight cost 85 MB of device memory at any number of ranks.
+constexpr std::int64_t kDefaultChunkElements = std::int64_t{16} << 20;
+
+std::int64_t chunk_elements_from_environment() {
+  const char* text = std::getenv("ECHO_TP_CHUNK_ELEMENTS");
+  const long long value = text ? std::atoll(text) : 0;
+  return value > 0 ? static_cast<std::int64_t>(value) : kDefaultChunkElements;
+}
+
+/// While it lives, this thread may allocate although another thread of the job captures in global mode.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() noexcept { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+Error cuda_error(const char* what, cudaError_t error) {
+  cudaGetLastError();  // the job must not meet our error in its own next call
+  return {ErrorCode::kSystem, std::string(what) + ": " + cudaGetErrorString(error), ""};
+}
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(const EchoTpNccl& nccl, void* comm, int rank, int ranks)
+      : nccl_(nccl), comm_(comm), rank_(rank), ranks_(ranks) {
+    transport_ = std::make_unique<StagedTransport>(nccl, comm, rank, ranks);
+    states_ = std::make_unique<std::array<CompensationState, 2>>();
+  }
+
+  ~CudaBackend() override {
+    if (!context_) return;
+    const ScopedContext scope(context_);
+    const RelaxedCapture relaxed;
+    states_.reset();  // here and not with the members: freeing needs the context
+    transport_.reset();
+    if (order_) cudaEventDestroy(order_);
+    if (set_up_stream_) cudaStreamDestroy(set_up_stream_);
+    if (counters_ && !captured_) cudaFreeHost(counters_);
+  }
+
+  Status prepare(SetupRecord& mine) noexcept override {
+    mine.chunk_elements = chunk_elements_from_environment();
+    if (!driver().usable()) return Error{ErrorCode::kSystem, "no usable CUDA driver", ""};
+    if (driver().ctx_get_current(&context_) != CUDA_SUCCESS || !context_) {
+      int device = 0;
+      // NCCL was initialised on the thread's current device; the runtime makes its primary context current.
+      if (nccl_.comm_cu_device(comm_, &device) != kNcclSuccess || cudaSetDevice(device) != cudaSuccess ||
+          driver().ctx_get_current(&context_) != CUDA_SUCCESS || !context_) {
+        cudaGetLastError();
+        return Error{ErrorCode::kSystem, "no current CUDA context", ""};
+      }
+    }
+    const RelaxedCapture relaxed;
+    int device = 0;
+    cudaDeviceProp properties{};
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, device);
+    if (error != cudaSuccess) return cuda_error("cudaGetDeviceProperties", error);
+    std::memcpy(mine.gpu_uuid, properties.uuid.bytes, sizeof mine.gpu_uuid);
+    error = cudaStreamCreateWithFlags(&set_up_stream_, cudaStreamNonBlocking);
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&order_, cudaEventDisableTiming);
+    if (error == cudaSuccess)
+      error = cudaHostAlloc(reinterpret_cast<void**>(&counters_), sizeof *counters_, cudaHostAllocMapped);
+    if (error != cudaSuccess) return cuda_error("set-up", error);
+    *counters_ = DeviceCounters{};
+    error = transport_->allocate(mine.chunk_elements);
+    if (error != cudaSuccess) return cuda_error("allocating scratch and loading kernels", error);
+    return Unit{};
+  }
+
+  Status exchange(const SetupRecord& mine, std::span<SetupRecord> all, double timeout_s) noexcept override {
+    if (!context_) return Error{ErrorCode::kSystem, "no CUDA context", ""};
+    const ScopedContext scope(context_);
+    const RelaxedCapture relaxed;
+    // A rank whose own preparation failed must still be able to say no.
+    if (!set_up_stream_) cudaStreamCreateWithFlags(&set_up_stream_, cudaStreamNonBlocking);
+    const std::size_t bytes = sizeof(SetupRecord);
+    const std::size_t all_bytes = bytes * static_cast<std::size_t>(ranks_);
+    std::uint8_t* device = nullptr;
+    bool on_host = false;
+    cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&device), all_bytes);
+    if (error != cudaSuccess) {  // a full GPU must not keep a rank from voting no
+      on_host = true;
+      error = cudaHostAlloc(reinterpret_cast<void**>(&device), all_bytes,
+                            cudaHostAllocMapped | cudaHostAllocPortable);
+    }
+    if (error != cudaSuccess) return cuda_error("allocating the set-up records", error);
+    Status outcome = Unit{};
+    error = cudaMemcpyAsync(device + static_cast<std::size_t>(rank_) * bytes, &mine, bytes, cudaMemcpyDefault,
+                            set_up_stream_);
+    if (error != cudaSuccess) {
+      outcome = cuda_error("copying the set-up record", error);
+    } else if (const int nccl = nccl_.all_gather(device + static_cast<std::size_t>(rank_) * bytes, device,
+                                                 bytes, /*ncclUint8=*/1, comm_, set_up_stream_);
+               nccl != kNcclSuccess) {
+      outcome = Error{ErrorCode::kSystem,
+                      "ncclAllGather of the set-up records returned " + std::to_string(nccl), ""};
+    } else {
+      outcome = wait(timeout_s);
+      // Not freed on a time-out: cudaFree would wait for the peer that is missing.
+      if (!outcome) return outcome;
+      error = cudaMemcpy(all.data(), device, all_bytes, cudaMemcpyDefault);
+      if (error != cudaSuccess) outcome = cuda_error("reading the set-up records", error);
+    }
+    on_host ? cudaFreeHost(device) : cudaFree(device);
+    return outcome;
+  }
+
+  Status self_test(double timeout_s) noexcept override {
+    const ScopedContext scope(context_);
+    const RelaxedCapture relaxed;
+    // Rank p sends p + 1 everywhere: every group is constant, so one code is exact and the sum is known.
+    const std::int64_t count = static_cast<std::int64_t>(ranks_) * kTileElements;
+    std::vector<float> values(static_cast<std::size_t>(count), static_cast<float>(rank_ + 1));
+    float* device = nullptr;
+    cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&device), sizeof(float) * values.size());
+    if (error != cudaSuccess) return cuda_error("cudaMalloc of the self-test", error);
+    error = cudaMemcpyAsync(device, values.data(), sizeof(float) * values.size(), cudaMemcpyHostToDevice,
+                            set_up_stream_);
+    StagedArgs args;
+    args.send = device;
+    args.recv = device;
+    args.count = count;
+    args.rank = rank_;
+    args.ranks = ranks_;
+    args.dtype = DataType::kFp32;
+    args.compensation.mode = CompensationMode::kNone;
+    Status outcome = Unit{};
+    if (error != cudaSuccess) {
+      outcome = cuda_error("self-test", error);
+    } else if (const int nccl = transport_->all_reduce(args, set_up_stream_); nccl != kNcclSuccess) {
+      outcome = Error{ErrorCode::kSystem, "all-reduce returned " + std::to_string(nccl), ""};
+    } else {
+      outcome = wait(timeout_s);
+      if (!outcome) return outcome;
+      error = cudaMemcpy(values.data(), device, sizeof(float) * values.size(), cudaMemcpyDeviceToHost);
+      if (error != cudaSuccess) outcome = cuda_error("self-test", error);
+    }
+    cudaFree(device);
+    if (!outcome) return outcome;
+    const float expected = static_cast<float>(ranks_) * static_cast<float>(ranks_ + 1) / 2;
+    // bf16 scales round the values of more than a few ranks: half an ulp of bf16 for each of the two
+    // roundings.
+    const bool right = std::all_of(values.begin(), values.end(),
+                                   [&](float v) { return std::fabs(v - expected) <= expected / 100; });
+    if (!right) return Error{ErrorCode::kSystem, "wrong sum", ""};
+    return Unit{};
+  }
+
+  CaptureInfo capture(void* stream) noexcept override {
+    const ScopedContext scope(context_);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long id = 0;
+    if (cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id) != cudaSuccess) {
+      cudaGetLastError();  // the legacy stream while another stream captures: that call is the job's own
+                           // error to meet
+      return {};
+    }
+    return {status == cudaStreamCaptureStatusActive, status == cudaStreamCaptureStatusActive ? id : 0};
+  }
+
+  CallOutcome all_reduce(const CompressedCall& call) noexcept override {
+    const ScopedContext scope(context_);
+    const auto stream = static_cast<cudaStream_t>(call.stream);
+    CallOutcome outcome;
+    if (!enter(call, stream)) {
+      outcome.result = kNcclUnhandledCudaError;
+      return outcome;
+    }
+    CompensationState& state = (*states_)[static_cast<std::size_t>(call.direction)];
+    bool fresh = false;
+    StagedArgs args;
+    args.send = call.send;
+    args.recv = call.recv;
+    args.count = call.count;
+    args.rank = rank_;
+    args.ranks = ranks_;
+    args.dtype = call.dtype;
+    args.codec = call.rule->codec;
+    args.compensation = call.rule->compensation;
+    args.post_scale = call.op == ReduceOp::kAvg ? 1.0f / static_cast<float>(ranks_) : 1.0f;
+    args.state = state.provide(call.count, args.codec, args.compensation, call.rule->max_state_bytes,
+                               call.capture.capturing, stream, fresh);
+    args.pass_start = call.pass_start || fresh;
+    args.counters = counters_;
+    outcome.uncompensated = args.compensation.mode != CompensationMode::kNone && !args.state.fast;
+    outcome.result = transport_->all_reduce(args, stream);
+    outcome.wire_bytes = wire_bytes(call.count, ranks_, args.codec);
+    state_bytes_.store((*states_)[0].bytes() + (*states_)[1].bytes(), std::memory_order_relaxed);
+    if (call.capture.capturing) {
+      captured_ = true;
+      state.keep();
+      transport_->keep();
+    }
+    if (!leave(call, stream) && outcome.result == kNcclSuccess) outcome.result = kNcclUnhandledCudaError;
+    return outcome;
+  }
+
+  int join(void* stream, void* other) noexcept override {
+    const ScopedContext scope(context_);
+    const RelaxedCapture relaxed;
+    cudaEvent_t event = nullptr;
+    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error == cudaSuccess) error = cudaEventRecord(event, static_cast<cudaStream_t>(other));
+    if (error == cudaSuccess) error = cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event, 0);
+    if (event) cudaEventDestroy(event);
+    return error == cudaSuccess ? kNcclSuccess : kNcclUnhandledCudaError;
+  }
+
+  BackendFacts facts() const noexcept override {
+    BackendFacts facts;
+    facts.scratch_bytes = transport_->scratch_bytes();
+    facts.state_bytes = state_bytes_.load(std::memory_order_relaxed);
+    if (counters_)
+      facts.nonfinite_groups =
+          static_cast<std::int64_t>(*static_cast<volatile unsigned long long*>(&counters_->nonfinite_groups));
+    return facts;
+  }
+
+  bool idle() noexcept override {
+    if (!context_) return true;
+    if (captured_) return false;
+    const ScopedContext scope(context_);
+    const RelaxedCapture relaxed;
+    const bool done = !order_ || cudaEventQuery(order_) == cudaSuccess;
+    if (!done) cudaGetLastError();
+    return done;
+  }
+
+ private:
+  /// Waits for the set-up stream, watching NCCL's own errors and the deadline.
+  Status wait(double timeout_s) noexcept {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+    for (;;) {
+      const cudaError_t error = cudaStreamQuery(set_up_stream_);
+      if (error == cudaSuccess) return Unit{};
+      if (error != cudaErrorNotReady) return cuda_error("set-up", error);
+      int state = kNcclSuccess;
+      if (nccl_.comm_get_async_error && nccl_.comm_get_async_error(comm_, &state) == kNcclSuccess &&
+          state != kNcclSuccess && state != kNcclInProgress)
+        return Error{ErrorCode::kSystem, "NCCL reports error " + std::to_string(state), ""};
+      if (std::chrono::steady_clock::now() > deadline) {
+        char text[96];
+        std::snprintf(text, sizeof text, "not every rank answered within %.0f s", timeout_s);
+        return Error{ErrorCode::kSystem, text, ""};
+      }
+      const timespec pause{0, 50'000};
+      nanosleep(&pause, nullptr);
+    }
+  }
+
+  /// One communicator is never in flight twice: its scratch and state serve one call after the other, as
+  /// NCCL's own calls on one communicator do. Eager calls and graph replays meet at one event; inside a
+  /// capture the event is an external node, so that every replay waits for what was enqueued before it.
+  bool enter(const CompressedCall& call, cudaStream_t stream) noexcept {
+    if (!call.capture.capturing) {
+      if (!used_ || (stream == last_stream_ && !captured_)) return true;
+      return cudaStreamWaitEvent(stream, order_, 0) == cudaSuccess;
+    }
+    if (call.capture.id == last_capture_) {
+      if (stream == last_stream_) return true;
+      return join(stream, last_stream_) == kNcclSuccess;
+    }
+    return cudaStreamWaitEvent(stream, order_, cudaEventWaitExternal) == cudaSuccess;
+  }
+
+  bool leave(const CompressedCall& call, cudaStream_t stream) noexcept {
+    used_ = true;
+    last_stream_ = stream;
+    last_capture_ = call.capture.id;
+    return cudaEventRecordWithFlags(
+               order_, stream, call.capture.capturing ? cudaEventRecordExternal : cudaEventRecordDefault) ==
+           cudaSuccess;
+  }
+
+  EchoTpNccl nccl_;
+  void* comm_;
+  int rank_;
+  int ranks_;
+  CUcontext context_ = nullptr;
+  std::unique_ptr<StagedTransport> transport_;
+  std::unique_ptr<std::array<CompensationState, 2>> states_;  // forward, backward
+  DeviceCounters* counters_ = nullptr;
+  std::atomic<std::int64_t> state_bytes_{0};
+  cudaStream_t set_up_stream_ = nullptr;
+  cudaEvent_t order_ = nullptr;
+  cudaStream_t last_stream_ = nullptr;
+  std::uint64_t last_capture_ = 0;
+  bool used_ = false;
+  bool captured_ = false;  // some graph may replay our kernels: nothing they use is ever freed
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_backend(const EchoTpNccl& nccl, void* comm, int rank, int ranks) {
+  return std::make_unique<CudaBackend>(nccl, comm, rank, ranks);
+}
+
+}  // namespace echotp

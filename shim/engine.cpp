@@ -1,0 +1,578 @@
+// SPDX-License-Identifier: Apache-2.0
+// ENGINE: the functions of engine_abi.h. Looks up the communicator, asks decision.hpp, then compresses or
+// forwards, and keeps the receipt. Nothing is thrown past this file and no failure of ours becomes a failure
+// of the job.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "shim/backend.hpp"
+#include "shim/communicator.hpp"
+#include "shim/engine_abi.h"
+#include "shim/group.hpp"
+#include "shim/policy_json.hpp"
+
+namespace echotp {
+
+Group& this_thread_group() noexcept {
+  thread_local Group group;
+  return group;
+}
+
+namespace {
+
+/// Rank-tagged line on the job's stderr.
+void say(int rank, const char* format, ...) __attribute__((format(printf, 2, 3)));
+void say(int rank, const char* format, ...) {
+  char line[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  if (rank >= 0)
+    std::fprintf(stderr, "echo-tp[rank %d]: %s\n", rank, line);
+  else
+    std::fprintf(stderr, "echo-tp: %s\n", line);
+}
+
+enum class Mode { kObserve, kCompress };
+
+double seconds_from_environment(const char* name, double fallback) {
+  const char* text = std::getenv(name);
+  if (!text) return fallback;
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  return end != text && value > 0 ? value : fallback;
+}
+
+std::string program_name() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  for (char& c : text)
+    if (c == '\0') c = ' ';
+  if (!text.empty()) text.pop_back();
+  return text.substr(0, 500);
+}
+
+/// Everything that outlives a call. Leaked on purpose: jobs call NCCL from exit handlers too.
+class Engine {
+ public:
+  Engine() {
+    const char* mode = std::getenv("ECHO_TP_MODE");
+    mode_ = mode && std::strcmp(mode, "observe") == 0 ? Mode::kObserve : Mode::kCompress;
+    if (const char* dir = std::getenv("ECHO_TP_RUN_DIR")) run_dir_ = dir;
+    pid_ = getpid();
+    const char* path = std::getenv("ECHO_TP_POLICY");
+    if (path) {
+      Result<Policy> read = read_policy(path);
+      if (read) {
+        policy_ = *std::move(read);
+        policy_ok_ = true;
+      } else {
+        policy_error_ = read.error().text();
+        say(-1, "forwarding everything: %s", policy_error_.c_str());
+      }
+    } else {
+      policy_error_ = "no policy: ECHO_TP_POLICY is not set";
+      if (mode_ == Mode::kCompress) say(-1, "forwarding everything: %s", policy_error_.c_str());
+    }
+  }
+
+  int comm_created(const EchoTpNccl& nccl, void* comm, EchoTpCreated how, const char* name) {
+    table_.collect();
+    auto entry = std::make_shared<KnownCommunicator>();
+    entry->nccl = nccl;
+    entry->comm = comm;
+    entry->name = name ? name : "";
+    remember_nccl(nccl);
+    if (how == ECHO_TP_CREATED_NONBLOCKING) {
+      entry->off = Reason::kNotSetUp;  // not ready yet: asking it anything may be an error
+    } else {
+      nccl.comm_count(comm, &entry->ranks);
+      nccl.comm_user_rank(comm, &entry->rank);
+      entry->off = how == ECHO_TP_CREATED_MANY ? Reason::kManyGpusPerProcess : Reason::kCompressed;
+    }
+    entry->receipt.name = entry->name;
+    entry->receipt.rank = entry->rank;
+    entry->receipt.ranks = entry->ranks;
+    if (entry->off == Reason::kCompressed) entry->off = static_reason(*entry);
+    int result = kNcclSuccess;
+    if (entry->off == Reason::kCompressed) result = set_up(*entry);
+    if (entry->off != Reason::kCompressed) entry->receipt.off = reason_name(entry->off);
+    table_.add(entry);
+    if (result != kNcclSuccess) table_.remove(comm);
+    write_receipt_now();
+    return result;
+  }
+
+  void comm_ending(void* comm) {
+    table_.remove(comm);
+    write_receipt_now();
+  }
+
+  int all_reduce(const EchoTpNccl& nccl, const void* send, void* recv, const RawCall& raw, void* comm,
+                 void* stream) {
+    HeldCall call;
+    call.send = send;
+    call.recv = recv;
+    call.raw = raw;
+    call.stream = stream;
+    call.communicator = table_.find(comm);
+    Group& group = this_thread_group();
+    if (!call.communicator) {
+      count_unknown();
+      return forward_now(nccl, call, comm, group);
+    }
+    KnownCommunicator& known = *call.communicator;
+    call.decision = decide_call(known, call);
+    if (group.depth > 0 && call.decision.reason == Reason::kCompressed) {
+      if (!group.mixed) {
+        group.held.push_back(std::move(call));
+        return kNcclSuccess;
+      }
+      call.decision.reason = Reason::kMixedGroup;
+    }
+    if (call.decision.reason != Reason::kCompressed) return forward_now(nccl, call, comm, group);
+    return compress(call, call.stream);
+  }
+
+  int other(const EchoTpNccl&, void* comm, EchoTpOther kind) {
+    static constexpr const char* kNames[ECHO_TP_OTHER_COUNT] = {
+        "broadcast", "reduce",  "all_gather", "reduce_scatter", "all_to_all",
+        "gather",    "scatter", "send",       "recv",           "create"};
+    Group& group = this_thread_group();
+    if (group.depth > 0) {
+      const int result = flush_to_nccl(group);
+      if (result != kNcclSuccess) return result;
+    }
+    if (comm && kind >= 0 && kind < ECHO_TP_OTHER_COUNT) {
+      if (const auto known = table_.find(comm); known && known->backend) {
+        const std::lock_guard lock(known->mutex);
+        if (known->last_rule >= 0)
+          known->passes.other_collective(policy_.rules[static_cast<std::size_t>(known->last_rule)].pass,
+                                         kNames[kind]);
+      }
+    }
+    return kNcclSuccess;
+  }
+
+  int group_start(const EchoTpNccl& nccl) {
+    const int result = nccl.group_start();
+    if (result == kNcclSuccess) ++this_thread_group().depth;
+    return result;
+  }
+
+  int group_end(const EchoTpNccl& nccl) {
+    Group& group = this_thread_group();
+    if (group.depth == 0) return nccl.group_end();  // opened before the engine was loaded
+    if (--group.depth > 0) return nccl.group_end();
+    std::vector<HeldCall> held = std::move(group.held);
+    group.held.clear();
+    group.mixed = false;
+    const int result = nccl.group_end();
+    if (result != kNcclSuccess && result != kNcclInProgress) return result;
+    const int ours = run_group(held);
+    return ours != kNcclSuccess ? ours : result;
+  }
+
+  void at_exit() {
+    if (getpid() == pid_) write_receipt_now();
+  }
+
+ private:
+  /// Why a communicator can never compress, from facts that all ranks share without talking.
+  Reason static_reason(const KnownCommunicator& entry) const {
+    if (entry.ranks == 1) return Reason::kOneRank;
+    if (mode_ == Mode::kObserve) return Reason::kObserveMode;
+    if (entry.ranks > kMaxRanks) return Reason::kNoRule;
+    return Reason::kCompressed;
+  }
+
+  int set_up(KnownCommunicator& entry) {
+    const double timeout_s = seconds_from_environment("ECHO_TP_SETUP_TIMEOUT_S", 120.0);
+    SetupRecord mine = local_record(policy_.hash);
+    entry.backend = make_backend(entry.nccl, entry.comm, entry.rank, entry.ranks);
+    const Status prepared = entry.backend->prepare(mine);
+    mine.ok = policy_ok_ && prepared;
+    if (!policy_ok_)
+      set_text(mine.why_not, policy_error_);
+    else if (!prepared)
+      set_text(mine.why_not, prepared.error().text());
+
+    std::vector<SetupRecord> records(static_cast<std::size_t>(entry.ranks));
+    const Status exchanged = entry.backend->exchange(mine, records, timeout_s);
+    if (!exchanged) return give_up(entry, exchanged.error());
+    Vote answer = vote(records);
+    if (answer.off == Reason::kCompressed) {
+      // A second round: what works on this machine is known only after it was tried with the peers.
+      const Status tested = entry.backend->self_test(timeout_s);
+      mine.ok = static_cast<bool>(tested);
+      if (!tested) set_text(mine.why_not, "self-test: " + tested.error().text());
+      const Status again = entry.backend->exchange(mine, records, timeout_s);
+      if (!again) return give_up(entry, again.error());
+      answer = vote(records);
+    }
+    if (answer.off != Reason::kCompressed) {
+      entry.off = answer.off;
+      entry.receipt.off_detail = answer.detail;
+      entry.backend.reset();
+      if (entry.rank == 0)
+        say(entry.rank, "compression is off on a communicator of %d ranks: %s", entry.ranks,
+            answer.detail.c_str());
+    } else {
+      entry.receipt.transport = "staged";
+      entry.receipt.scratch_bytes = entry.backend->facts().scratch_bytes;
+      if (talkative_)
+        say(entry.rank, "compressing on a communicator of %d ranks (NCCL %d at %s)", entry.ranks,
+            entry.nccl.version, entry.nccl.path);
+    }
+    return kNcclSuccess;
+  }
+
+  /// The ranks could not even talk: some rank runs without the shim, or died. The communicator can't be
+  /// trusted to be in step any more, so the job's own call fails, with the reason, instead of hanging later.
+  int give_up(KnownCommunicator& entry, const Error& error) {
+    say(entry.rank,
+        "set-up of a communicator of %d ranks failed: %s. Is every rank started under echo-tp run?",
+        entry.ranks, error.text().c_str());
+    note_error(error.text());
+    (void)entry.backend.release();  // its stream still waits for a peer: freeing would wait as well
+    entry.off = Reason::kCommunicatorError;
+    if (entry.nccl.comm_abort) entry.nccl.comm_abort(entry.comm);
+    return kNcclSystemError;
+  }
+
+  Decision decide_call(KnownCommunicator& known, HeldCall& call) {
+    AgreedFacts agreed;
+    agreed.ranks = known.ranks;
+    agreed.off = known.off;
+    agreed.communicator_name = known.name;
+    Decision decision = decide(policy_, agreed, call.raw);
+    if (decision.reason != Reason::kCompressed) return decision;
+    call.capture = known.backend->capture(call.stream);
+    if (call.capture.capturing) {
+      call.raw.capturing = true;
+      decision = decide(policy_, agreed, call.raw);
+    }
+    return decision;
+  }
+
+  /// Forwards one call, after those of its group that were held before it.
+  int forward_now(const EchoTpNccl& nccl, const HeldCall& call, void* comm, Group& group) {
+    if (group.depth > 0) {
+      const int flushed = flush_to_nccl(group);
+      if (flushed != kNcclSuccess) return flushed;
+    }
+    return forward(nccl, call, comm);
+  }
+
+  int forward(const EchoTpNccl& nccl, const HeldCall& call, void* comm) {
+    if (call.communicator) count(*call.communicator, call, nullptr);
+    return nccl.all_reduce(call.send, call.recv, call.raw.count, call.raw.dtype, call.raw.op, comm,
+                           call.stream);
+  }
+
+  /// The group turned out to hold something else: its held all-reduces go to NCCL, in order, still inside the
+  /// group.
+  int flush_to_nccl(Group& group) {
+    group.mixed = true;
+    std::vector<HeldCall> held = std::move(group.held);
+    group.held.clear();
+    int first_error = kNcclSuccess;
+    for (HeldCall& call : held) {
+      call.decision.reason = Reason::kMixedGroup;
+      const int result = forward(call.communicator->nccl, call, call.communicator->comm);
+      if (first_error == kNcclSuccess) first_error = result;
+    }
+    return first_error;
+  }
+
+  /// A pure group of eligible all-reduces. NCCL lets all streams that one communicator uses in a group wait
+  /// for each other before and after it: the calls of a communicator run on its first stream, the others join
+  /// it.
+  int run_group(const std::vector<HeldCall>& held) {
+    std::vector<std::pair<KnownCommunicator*, void*>> lead;  // communicator -> its first stream
+    std::vector<std::pair<KnownCommunicator*, void*>> joined;
+    const auto stream_of = [&](KnownCommunicator* known) -> void* {
+      for (const auto& [entry, stream] : lead)
+        if (entry == known) return stream;
+      return nullptr;
+    };
+    int first_error = kNcclSuccess;
+    const auto keep = [&](int result) {
+      if (first_error == kNcclSuccess) first_error = result;
+    };
+    for (const HeldCall& call : held) {
+      KnownCommunicator* known = call.communicator.get();
+      bool seen = false;
+      for (const auto& [entry, stream] : lead) seen |= entry == known;
+      if (!seen) {
+        lead.emplace_back(known, call.stream);
+      } else if (stream_of(known) != call.stream &&
+                 std::find(joined.begin(), joined.end(), std::pair(known, call.stream)) == joined.end()) {
+        joined.emplace_back(known, call.stream);
+        const std::lock_guard lock(known->mutex);
+        keep(known->backend->join(stream_of(known), call.stream));
+      }
+    }
+    for (const HeldCall& call : held) keep(compress(call, stream_of(call.communicator.get())));
+    for (const auto& [known, stream] : joined) {
+      const std::lock_guard lock(known->mutex);
+      keep(known->backend->join(stream, stream_of(known)));
+    }
+    return first_error;
+  }
+
+  int compress(const HeldCall& call, void* stream) {
+    KnownCommunicator& known = *call.communicator;
+    const std::lock_guard lock(known.mutex);
+    if (!known.backend) return kNcclInternalError;
+    const PolicyRule& rule = policy_.rules[static_cast<std::size_t>(call.decision.rule)];
+    const PassPosition position =
+        known.passes.place(rule.pass, static_cast<std::uint64_t>(syscall(SYS_gettid)),
+                           static_cast<std::int64_t>(call.raw.count), call.decision.dtype, call.capture.id);
+    known.last_rule = call.decision.rule;
+    CompressedCall compressed;
+    compressed.send = call.send;
+    compressed.recv = call.recv;
+    compressed.count = static_cast<std::int64_t>(call.raw.count);
+    compressed.dtype = call.decision.dtype;
+    compressed.op = call.decision.op;
+    compressed.stream = stream;
+    compressed.capture = call.capture;
+    compressed.rule = &rule;
+    compressed.pass_start = position.pass_start;
+    compressed.direction = position.direction;
+    const CallOutcome outcome = known.backend->all_reduce(compressed);
+    count(known, call, &outcome);
+    return outcome.result;
+  }
+
+  /// `outcome` is null for a forwarded call.
+  void count(KnownCommunicator& known, const HeldCall& call, const CallOutcome* outcome) {
+    const std::lock_guard lock(known.receipt_mutex);
+    CommunicatorReceipt& receipt = known.receipt;
+    ++receipt.calls;
+    ++receipt.by_reason[static_cast<std::size_t>(call.decision.reason)];
+    const std::int64_t bytes = static_cast<std::int64_t>(call.raw.count) * nccl_type_bytes(call.raw.dtype);
+    SizeClass& size = receipt.by_bytes[bytes];
+    ++size.calls;
+    if (outcome) {
+      ++receipt.compressed;
+      ++size.compressed;
+      receipt.captured += call.capture.capturing;
+      receipt.payload_bytes += bytes;
+      receipt.nccl_wire_bytes += 2 * (known.ranks - 1) * (bytes / known.ranks);
+      receipt.echo_wire_bytes += outcome->wire_bytes;
+      receipt.uncompensated += outcome->uncompensated;
+      receipt.passes = known.passes.passes();
+      set_facts(receipt, known.backend->facts());
+    }
+    want_receipt_sometimes();
+  }
+
+  static void set_facts(CommunicatorReceipt& receipt, const BackendFacts& facts) {
+    receipt.state_bytes = facts.state_bytes;
+    receipt.scratch_bytes = facts.scratch_bytes;
+    receipt.nonfinite_groups = facts.nonfinite_groups;
+  }
+
+  static int nccl_type_bytes(int dtype) {
+    switch (dtype) {
+      case 0:
+      case 1:
+      case 10:
+      case 11:
+        return 1;
+      case 6:
+      case 9:
+        return 2;
+      case 2:
+      case 3:
+      case 7:
+        return 4;
+      case 4:
+      case 5:
+      case 8:
+        return 8;
+      default:
+        return 0;  // a type of a newer NCCL: size unknown
+    }
+  }
+
+  void count_unknown() { unknown_calls_.fetch_add(1, std::memory_order_relaxed); }
+
+  void remember_nccl(const EchoTpNccl& nccl) {
+    const std::lock_guard lock(receipt_mutex_);
+    if (nccl_path_.empty() && nccl.path) nccl_path_ = nccl.path;
+    nccl_version_ = nccl.version;
+  }
+
+  void note_error(std::string text) {
+    const std::lock_guard lock(receipt_mutex_);
+    if (errors_.size() < 20) errors_.push_back(std::move(text));
+  }
+
+  /// Called inside a call, with locks held: only marks that a receipt is due.
+  void want_receipt_sometimes() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+    auto due = receipt_due_.load(std::memory_order_relaxed);
+    constexpr auto kPeriod = std::chrono::steady_clock::duration(std::chrono::seconds(2)).count();
+    if (now < due || !receipt_due_.compare_exchange_strong(due, now + kPeriod)) return;
+    receipt_wanted_.store(true, std::memory_order_relaxed);
+  }
+
+ public:
+  /// A killed process leaves the counts of its last seconds behind: called at the end of calls, with no lock
+  /// held.
+  void write_receipt_if_wanted() {
+    if (receipt_wanted_.load(std::memory_order_relaxed) && receipt_wanted_.exchange(false))
+      write_receipt_now();
+  }
+
+ private:
+  void write_receipt_now() {
+    if (run_dir_.empty() || getpid() != pid_) return;
+    const std::lock_guard lock(receipt_mutex_);
+    Receipt receipt;
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    receipt.host = host;
+    receipt.pid = pid_;
+    receipt.program = program_name();
+    receipt.mode = mode_ == Mode::kObserve ? "observe" : "compress";
+    receipt.nccl_path = nccl_path_;
+    receipt.nccl_version = nccl_version_;
+    receipt.policy_hash = policy_.hash;
+    receipt.errors = errors_;
+    if (!policy_ok_ && mode_ == Mode::kCompress) receipt.errors.push_back(policy_error_);
+    for (const auto& entry : table_.all()) {
+      const std::lock_guard receipt_lock(entry->receipt_mutex);
+      if (const std::unique_lock free(entry->mutex, std::try_to_lock); free.owns_lock() && entry->backend)
+        set_facts(entry->receipt, entry->backend->facts());  // counts of calls that ended since
+      receipt.communicators.push_back(entry->receipt);
+    }
+    if (const auto unknown = unknown_calls_.load(); unknown > 0) {
+      CommunicatorReceipt other;
+      other.off = reason_name(Reason::kNotSetUp);
+      other.calls = unknown;
+      other.by_reason[static_cast<std::size_t>(Reason::kNotSetUp)] = unknown;
+      receipt.communicators.push_back(std::move(other));
+    }
+    const Status written = write_receipt(receipt, run_dir_);
+    if (!written && !receipt_failed_.exchange(true))
+      say(-1, "no receipt: %s", written.error().text().c_str());
+  }
+
+  Mode mode_ = Mode::kCompress;
+  bool talkative_ = std::getenv("ECHO_TP_LOG") != nullptr;
+  Policy policy_;
+  bool policy_ok_ = false;
+  std::string policy_error_;
+  std::string run_dir_;
+  int pid_ = 0;
+  CommunicatorTable table_;
+  std::atomic<std::int64_t> unknown_calls_{0};
+  std::atomic<std::chrono::steady_clock::rep> receipt_due_{0};
+  std::atomic<bool> receipt_wanted_{false};
+  std::atomic<bool> receipt_failed_{false};
+  std::mutex receipt_mutex_;
+  std::string nccl_path_;
+  int nccl_version_ = 0;
+  std::vector<std::string> errors_;
+};
+
+Engine* engine = nullptr;
+
+/// The exception firewall: whatever goes wrong in `body`, the job gets what `fallback` returns.
+template <class Body, class Fallback>
+int guarded(Body&& body, Fallback&& fallback) noexcept {
+  try {
+    const int result = body();
+    engine->write_receipt_if_wanted();
+    return result;
+  } catch (const std::exception& error) {
+    say(-1, "internal error: %s", error.what());
+  } catch (...) {
+    say(-1, "internal error");
+  }
+  return fallback();
+}
+
+extern "C" {
+
+int abi_comm_created(const EchoTpNccl* nccl, void* comm, EchoTpCreated how, const char* name) {
+  return guarded([&] { return engine->comm_created(*nccl, comm, how, name); },
+                 [] { return kNcclInternalError; });
+}
+
+void abi_comm_ending(void* comm, int) {
+  guarded([&] { return engine->comm_ending(comm), 0; }, [] { return 0; });
+}
+
+int abi_all_reduce(const EchoTpNccl* nccl, const void* send, void* recv, size_t count, int dtype, int op,
+                   void* comm, void* stream) {
+  // No silent fall-back to NCCL: the other ranks have decided to compress, and would wait for ever.
+  return guarded(
+      [&] {
+        return engine->all_reduce(*nccl, send, recv, RawCall{count, dtype, op, false}, comm, stream);
+      },
+      [] { return kNcclInternalError; });
+}
+
+int abi_other(const EchoTpNccl* nccl, void* comm, EchoTpOther kind, size_t) {
+  return guarded([&] { return engine->other(*nccl, comm, kind); }, [] { return kNcclInternalError; });
+}
+
+int abi_group_start(const EchoTpNccl* nccl) {
+  return guarded([&] { return engine->group_start(*nccl); }, [] { return kNcclInternalError; });
+}
+
+int abi_group_end(const EchoTpNccl* nccl) {
+  return guarded([&] { return engine->group_end(*nccl); }, [] { return kNcclInternalError; });
+}
+
+void abi_async_error(void*, int*) {
+  // The staged transport runs NCCL's own collectives on the job's communicator: NCCL's answer is complete.
+}
+
+}  // extern "C"
+
+constexpr EchoTpEngine kTable = {sizeof(EchoTpEngine), ECHO_TP_ENGINE_ABI_VERSION,
+                                 abi_comm_created,     abi_comm_ending,
+                                 abi_all_reduce,       abi_other,
+                                 abi_group_start,      abi_group_end,
+                                 abi_async_error};
+
+}  // namespace
+
+}  // namespace echotp
+
+extern "C" __attribute__((visibility("default"))) const EchoTpEngine* echo_tp_engine_open(
+    uint32_t abi_version) {
+  using namespace echotp;
+  if (abi_version != ECHO_TP_ENGINE_ABI_VERSION) {
+    say(-1, "forwarding everything: the preload library speaks version %u, the engine %u", abi_version,
+        ECHO_TP_ENGINE_ABI_VERSION);
+    return nullptr;
+  }
+  static std::mutex opening;
+  const std::lock_guard lock(opening);
+  if (engine) return &kTable;
+  try {
+    engine = new Engine;
+    std::atexit([] { engine->at_exit(); });
+    return &kTable;
+  } catch (...) {
+    say(-1, "forwarding everything: the engine could not start");
+    return nullptr;
+  }
+}

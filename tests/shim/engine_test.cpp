@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine behind engine_abi.h, with an NCCL and a backend that only record: which calls are compressed,
+// which are forwarded, in which order, and what the receipt says.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "shim/backend.hpp"
+#include "shim/engine_abi.h"
+#include "shim/receipt.hpp"
+
+namespace {
+
+using namespace echotp;
+
+constexpr int kBf16 = 9;
+constexpr int kInt32 = 2;
+constexpr int kSum = 0;
+constexpr int kMax = 2;
+constexpr std::size_t kLarge = std::size_t{4} << 20;
+
+std::vector<std::string> events;
+int next_comm_ranks = 2;
+Status next_exchange = Unit{};
+std::vector<SetupRecord>
+    other_ranks;  // what the peers answer; empty: copies of this rank's record with another pid
+bool stream_captures = false;
+std::vector<CompressedCall> compressed_calls;
+int live_backends = 0;
+
+std::string call_text(const char* what, const void* send, void* comm) {
+  return std::string(what) + " " + std::to_string(reinterpret_cast<std::uintptr_t>(send)) + " on " +
+         std::to_string(reinterpret_cast<std::uintptr_t>(comm));
+}
+
+EchoTpNccl fake_nccl() {
+  EchoTpNccl nccl{};
+  nccl.path = "/fake/libnccl.so.2";
+  nccl.version = 22809;
+  nccl.all_reduce = [](const void* send, void*, size_t, int, int, void* comm, void*) {
+    events.push_back(call_text("nccl", send, comm));
+    return 0;
+  };
+  nccl.group_start = [] { return events.push_back("start"), 0; };
+  nccl.group_end = [] { return events.push_back("end"), 0; };
+  nccl.comm_count = [](void*, int* ranks) { return *ranks = next_comm_ranks, 0; };
+  nccl.comm_user_rank = [](void*, int* rank) { return *rank = 0, 0; };
+  nccl.comm_abort = [](void*) { return events.push_back("abort"), 0; };
+  return nccl;
+}
+
+class RecordingBackend final : public Backend {
+ public:
+  RecordingBackend(void* comm, int ranks) : comm_(comm), ranks_(ranks) { ++live_backends; }
+  ~RecordingBackend() override { --live_backends; }
+  Status prepare(SetupRecord& mine) noexcept override {
+    mine.chunk_elements = 1 << 20;
+    return Unit{};
+  }
+  Status exchange(const SetupRecord& mine, std::span<SetupRecord> all, double) noexcept override {
+    if (!next_exchange) return next_exchange;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      all[static_cast<std::size_t>(rank)] = mine;
+      all[static_cast<std::size_t>(rank)].pid += rank;
+    }
+    for (std::size_t i = 0; i < other_ranks.size(); ++i) all[i + 1] = other_ranks[i];
+    return Unit{};
+  }
+  Status self_test(double) noexcept override { return Unit{}; }
+  CaptureInfo capture(void*) noexcept override { return {stream_captures, stream_captures ? 7ULL : 0ULL}; }
+  CallOutcome all_reduce(const CompressedCall& call) noexcept override {
+    events.push_back(call_text("echo", call.send, comm_));
+    compressed_calls.push_back(call);
+    CallOutcome outcome;
+    outcome.wire_bytes = 1000;
+    return outcome;
+  }
+  int join(void* stream, void* other) noexcept override {
+    events.push_back("join " + std::to_string(reinterpret_cast<std::uintptr_t>(stream)) + " after " +
+                     std::to_string(reinterpret_cast<std::uintptr_t>(other)));
+    return 0;
+  }
+  BackendFacts facts() const noexcept override { return {}; }
+  bool idle() noexcept override { return true; }
+
+ private:
+  void* comm_;
+  int ranks_;
+};
+
+/// One engine a process: opened once, with a policy that compresses from 1 MiB.
+struct Bed {
+  EchoTpNccl nccl = fake_nccl();
+  const EchoTpEngine* engine = nullptr;
+  static std::string directory() {
+    static const std::string made = [] {
+      std::string name = (std::filesystem::temp_directory_path() / "echo-tp-engine-XXXXXX").string();
+      return std::string(mkdtemp(name.data()));
+    }();
+    return made;
+  }
+
+  Bed() {
+    const std::string policy = directory() + "/policy.json";
+    std::ofstream(policy)
+        << R"({"schema":"echo-tp/policy/1","rules":[{"match":{"dtype":["bf16"],"op":["sum"],"min_bytes":1048576},
+      "pass":{"calls":3,"resync":["all_gather"]}}]})";
+    setenv("ECHO_TP_POLICY", policy.c_str(), 1);
+    setenv("ECHO_TP_RUN_DIR", directory().c_str(), 1);
+    engine = echo_tp_engine_open(ECHO_TP_ENGINE_ABI_VERSION);
+    events.clear();
+    compressed_calls.clear();
+    other_ranks.clear();
+    next_exchange = Unit{};
+    next_comm_ranks = 2;
+    stream_captures = false;
+  }
+
+  static void* pointer(std::uintptr_t value) {
+    return reinterpret_cast<void*>(value);
+  }  // NOLINT: opaque handles
+
+  void* communicator(EchoTpCreated how = ECHO_TP_CREATED_BLOCKING) {
+    static std::uintptr_t next = 100;
+    void* comm = pointer(next++);
+    CHECK(engine->comm_created(&nccl, comm, how, nullptr) == 0);
+    return comm;
+  }
+
+  int all_reduce(void* comm, std::uintptr_t send, std::size_t count = kLarge, int dtype = kBf16,
+                 int op = kSum, std::uintptr_t stream = 1) {
+    return engine->all_reduce(&nccl, pointer(send), pointer(send), count, dtype, op, comm, pointer(stream));
+  }
+
+  CommunicatorReceipt receipt_of(void* comm) {
+    engine->comm_ending(comm, 0);
+    std::vector<std::string> problems;
+    const std::vector<Receipt> receipts = read_receipts(directory(), problems);
+    REQUIRE(problems.empty());
+    REQUIRE(receipts.size() == 1);
+    // Live communicators come after ended ones, in no order: the one that ended last is the last ended.
+    const auto& all = receipts[0].communicators;
+    const CommunicatorReceipt* found = nullptr;
+    for (const auto& one : all)
+      if (one.calls > 0) found = &one;
+    REQUIRE(found);
+    return *found;
+  }
+};
+
+std::string on(const char* what, int send, void* comm) {
+  return call_text(what, Bed::pointer(static_cast<std::uintptr_t>(send)), comm);
+}
+
+}  // namespace
+
+std::unique_ptr<echotp::Backend> echotp::make_backend(const EchoTpNccl&, void* comm, int, int ranks) {
+  return std::make_unique<RecordingBackend>(comm, ranks);
+}
+
+TEST_CASE("engine: an eligible call is compressed, others are forwarded unchanged") {
+  Bed bed;
+  void* comm = bed.communicator();
+  bed.all_reduce(comm, 1);
+  bed.all_reduce(comm, 2, 1024);
+  bed.all_reduce(comm, 3, kLarge, kInt32);
+  bed.all_reduce(comm, 4, kLarge, kBf16, kMax);
+  bed.all_reduce(comm, 5, 0);
+  CHECK(events == std::vector<std::string>{on("echo", 1, comm), on("nccl", 2, comm), on("nccl", 3, comm),
+                                           on("nccl", 4, comm), on("nccl", 5, comm)});
+}
+
+TEST_CASE("engine: a communicator nobody announced is forwarded") {
+  Bed bed;
+  void* stranger = Bed::pointer(7);
+  bed.all_reduce(stranger, 1);
+  CHECK(events == std::vector<std::string>{on("nccl", 1, stranger)});
+}
+
+TEST_CASE("engine: non-blocking, many per process and one rank are forwarded") {
+  Bed bed;
+  void* nonblocking = bed.communicator(ECHO_TP_CREATED_NONBLOCKING);
+  void* many = bed.communicator(ECHO_TP_CREATED_MANY);
+  next_comm_ranks = 1;
+  void* alone = bed.communicator();
+  for (void* comm : {nonblocking, many, alone}) bed.all_reduce(comm, 1);
+  CHECK(events ==
+        std::vector<std::string>{on("nccl", 1, nonblocking), on("nccl", 1, many), on("nccl", 1, alone)});
+}
+
+TEST_CASE("engine: one rank with another policy turns compression off") {
+  Bed bed;
+  SetupRecord peer = local_record(12345);
+  peer.ok = 1;
+  peer.pid += 1;
+  peer.chunk_elements = 1 << 20;
+  other_ranks = {peer};
+  void* comm = bed.communicator();
+  bed.all_reduce(comm, 1);
+  CHECK(events == std::vector<std::string>{on("nccl", 1, comm)});
+}
+
+TEST_CASE("engine: ranks that can't be reached end the communicator with an error") {
+  Bed bed;
+  next_exchange = Error{ErrorCode::kSystem, "not every rank answered within 1 s", ""};
+  void* comm = Bed::pointer(900);
+  CHECK(bed.engine->comm_created(&bed.nccl, comm, ECHO_TP_CREATED_BLOCKING, nullptr) == kNcclSystemError);
+  CHECK(events == std::vector<std::string>{"abort"});
+}
+
+TEST_CASE("engine: a pure group runs at its end, in order") {
+  Bed bed;
+  void* comm = bed.communicator();
+  bed.engine->group_start(&bed.nccl);
+  bed.engine->group_start(&bed.nccl);
+  bed.all_reduce(comm, 1);
+  bed.all_reduce(comm, 2);
+  bed.engine->group_end(&bed.nccl);
+  CHECK(events == std::vector<std::string>{"start", "start", "end"});
+  bed.engine->group_end(&bed.nccl);
+  CHECK(events ==
+        std::vector<std::string>{"start", "start", "end", "end", on("echo", 1, comm), on("echo", 2, comm)});
+}
+
+TEST_CASE("engine: a mixed group goes to NCCL whole and in order") {
+  Bed bed;
+  void* comm = bed.communicator();
+  SUBCASE("a small all-reduce comes third") {
+    bed.engine->group_start(&bed.nccl);
+    bed.all_reduce(comm, 1);
+    bed.all_reduce(comm, 2);
+    bed.all_reduce(comm, 3, 16);
+    bed.all_reduce(comm, 4);
+    bed.engine->group_end(&bed.nccl);
+    CHECK(events == std::vector<std::string>{"start", on("nccl", 1, comm), on("nccl", 2, comm),
+                                             on("nccl", 3, comm), on("nccl", 4, comm), "end"});
+  }
+  SUBCASE("another collective comes second") {
+    bed.engine->group_start(&bed.nccl);
+    bed.all_reduce(comm, 1);
+    bed.engine->other(&bed.nccl, comm, ECHO_TP_OTHER_BROADCAST, 10);
+    events.push_back("broadcast");
+    bed.all_reduce(comm, 2);
+    bed.engine->group_end(&bed.nccl);
+    CHECK(events ==
+          std::vector<std::string>{"start", on("nccl", 1, comm), "broadcast", on("nccl", 2, comm), "end"});
+  }
+  // The next group starts afresh.
+  events.clear();
+  bed.engine->group_start(&bed.nccl);
+  bed.all_reduce(comm, 9);
+  bed.engine->group_end(&bed.nccl);
+  CHECK(events == std::vector<std::string>{"start", "end", on("echo", 9, comm)});
+}
+
+TEST_CASE("engine: streams of one group wait for each other before and after") {
+  Bed bed;
+  void* comm = bed.communicator();
+  bed.engine->group_start(&bed.nccl);
+  bed.all_reduce(comm, 1, kLarge, kBf16, kSum, 11);
+  bed.all_reduce(comm, 2, kLarge, kBf16, kSum, 22);
+  bed.engine->group_end(&bed.nccl);
+  CHECK(events == std::vector<std::string>{"start", "end", "join 11 after 22", on("echo", 1, comm),
+                                           on("echo", 2, comm), "join 22 after 11"});
+  for (const CompressedCall& call : compressed_calls) CHECK(call.stream == Bed::pointer(11));
+}
+
+TEST_CASE("engine: a group opened before the engine existed ends in NCCL") {
+  Bed bed;
+  CHECK(bed.engine->group_end(&bed.nccl) == 0);
+  CHECK(events == std::vector<std::string>{"end"});
+  void* comm = bed.communicator();
+  bed.all_reduce(comm, 1);
+  CHECK(events.back() == on("echo", 1, comm));
+}
+
+TEST_CASE("engine: passes start where the policy says") {
+  Bed bed;
+  void* comm = bed.communicator();
+  for (int call = 0; call < 4; ++call) bed.all_reduce(comm, 1);    // three calls a pass
+  bed.engine->other(&bed.nccl, comm, ECHO_TP_OTHER_BROADCAST, 1);  // not in the resync list
+  bed.all_reduce(comm, 1);
+  bed.engine->other(&bed.nccl, comm, ECHO_TP_OTHER_ALL_GATHER, 1);
+  bed.all_reduce(comm, 1);
+  bed.all_reduce(comm, 1, 2 * kLarge);  // another size
+  stream_captures = true;
+  bed.all_reduce(comm, 1, 2 * kLarge);  // a capture begins
+  std::vector<bool> starts;
+  for (const CompressedCall& call : compressed_calls) starts.push_back(call.pass_start);
+  CHECK(starts == std::vector<bool>{true, false, false, true, false, true, true, true});
+}
+
+TEST_CASE("engine: an address that NCCL hands out again is a new communicator") {
+  Bed bed;
+  void* comm = Bed::pointer(500);
+  CHECK(bed.engine->comm_created(&bed.nccl, comm, ECHO_TP_CREATED_BLOCKING, nullptr) == 0);
+  bed.engine->comm_ending(comm, 1);
+  bed.all_reduce(comm, 1);
+  CHECK(events.back() == on("nccl", 1, comm));
+  CHECK(bed.engine->comm_created(&bed.nccl, comm, ECHO_TP_CREATED_BLOCKING, nullptr) == 0);
+  bed.all_reduce(comm, 2);
+  CHECK(events.back() == on("echo", 2, comm));
+}
+
+TEST_CASE("engine: the receipt counts calls, reasons and bytes") {
+  Bed bed;
+  std::filesystem::remove_all(Bed::directory());
+  std::filesystem::create_directory(Bed::directory());
+  void* comm = bed.communicator();
+  bed.all_reduce(comm, 1);
+  bed.all_reduce(comm, 2);
+  bed.all_reduce(comm, 3, 16);
+  bed.engine->comm_ending(comm, 0);
+  std::vector<std::string> problems;
+  const std::vector<Receipt> receipts = read_receipts(Bed::directory(), problems);
+  REQUIRE(receipts.size() == 1);
+  CHECK(problems.empty());
+  CHECK(receipts[0].nccl_version == 22809);
+  CHECK(receipts[0].mode == "compress");
+  const auto& all = receipts[0].communicators;
+  const auto found =
+      std::find_if(all.begin(), all.end(), [](const CommunicatorReceipt& one) { return one.calls == 3; });
+  REQUIRE(found != all.end());
+  CHECK(found->compressed == 2);
+  CHECK(found->by_reason[static_cast<std::size_t>(Reason::kBelowMinBytes)] == 1);
+  CHECK(found->payload_bytes == static_cast<std::int64_t>(2 * kLarge * 2));
+  CHECK(found->echo_wire_bytes == 2000);
+  CHECK(found->nccl_wire_bytes == static_cast<std::int64_t>(2 * kLarge * 2));
+  CHECK(found->by_bytes.at(static_cast<std::int64_t>(kLarge * 2)).compressed == 2);
+  CHECK(found->by_bytes.at(32).compressed == 0);
+}
+
+TEST_CASE("vote: every difference is named with its rank") {
+  SetupRecord a = local_record(1);
+  a.ok = 1;
+  a.chunk_elements = 64;
+  SetupRecord b = a;
+  b.pid += 1;
+  const auto judge = [&](const SetupRecord& second) {
+    const SetupRecord records[] = {a, second};
+    return vote(records);
+  };
+  CHECK(judge(b).off == Reason::kCompressed);
+  SetupRecord c = b;
+  c.policy_hash = 2;
+  CHECK(judge(c).off == Reason::kVotedOff);
+  CHECK(judge(c).detail.find("rank 1") != std::string::npos);
+  c = b;
+  c.ok = 0;
+  set_text(c.why_not, "out of memory");
+  CHECK(judge(c).detail.find("out of memory") != std::string::npos);
+  c = b;
+  c.chunk_elements = 128;
+  CHECK(judge(c).off == Reason::kVotedOff);
+  c = b;
+  c.magic = 0;
+  CHECK(judge(c).off == Reason::kVotedOff);
+  CHECK(judge(a).off == Reason::kManyGpusPerProcess);
+  c = a;
+  c.boot += 1;  // the same pid on another machine
+  CHECK(judge(c).off == Reason::kCompressed);
+}
