@@ -72,4 +72,35 @@ struct CallFacts {
 /// Index of the first rule that matches, or -1.
 int match_policy(const Policy& policy, const CallFacts& facts) noexcept;
 
+/// Conditions of a rule that a call can fail; bits, so that one answer holds all of them.
+enum Unmet : unsigned {
+  kUnmetDtype = 1,
+  kUnmetOp = 2,
+  kUnmetMinBytes = 4,
+  kUnmetMaxBytes = 8,
+  kUnmetRanks = 16,
+  kUnmetName = 32,
+  kUnmetCapture = 64,
+};
+
+/// The conditions of `rule` that the call does not meet, as Unmet bits; 0: the rule matches.
+unsigned unmet_conditions(const PolicyRule& rule, const CallFacts& facts) noexcept;
+
+/// Bytes of the message, count * element size; the largest integer when that does not fit.
+std::int64_t message_bytes(const CallFacts& facts) noexcept;
+
+/// True if `text` matches `pattern`, in which * stands for any characters and ? for one.
+bool glob_matches(std::string_view pattern, std::string_view text) noexcept;
+
+/// Which rule fires for this call and why the ones before it do not; one line a rule, for people.
+std::string explain(const Policy& policy, const CallFacts& facts);
+
+/// Names as they stand in documents: "bf16", "sum", "both", "int8", "staged", "thread".
+const char* data_type_name(DataType type) noexcept;
+const char* reduce_op_name(ReduceOp op) noexcept;
+const char* compensation_mode_name(CompensationMode mode) noexcept;
+const char* state_format_name(StateFormat state) noexcept;
+const char* transport_name(TransportChoice transport) noexcept;
+const char* direction_name(DirectionSource direction) noexcept;
+
 }  // namespace echotp

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matching of calls against rules, and its explanation.
+#include "shim/policy.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace echotp {
+namespace {
+
+template <class T>
+bool any_or_listed(const std::vector<T>& list, T value) noexcept {
+  return list.empty() || std::find(list.begin(), list.end(), value) != list.end();
+}
+
+std::string quoted(std::string_view text) {
+  return "\"" + std::string(text) + "\"";
+}
+
+template <class T, class Name>
+std::string listed(const std::vector<T>& list, Name name) {
+  std::string out;
+  for (T value : list) out.append(out.empty() ? "" : ", ").append(name(value));
+  return out;
+}
+
+std::string why_not(const PolicyMatch& match, const CallFacts& facts, unsigned unmet) {
+  std::string out;
+  const auto add = [&](unsigned bit, const std::string& text) {
+    if ((unmet & bit) != 0) out.append(out.empty() ? "" : "; ").append(text);
+  };
+  const std::string bytes = std::to_string(message_bytes(facts)) + " bytes";
+  add(kUnmetDtype, std::string("dtype ") + data_type_name(facts.dtype) + " is not among " +
+                       listed(match.dtypes, data_type_name));
+  add(kUnmetOp,
+      std::string("op ") + reduce_op_name(facts.op) + " is not among " + listed(match.ops, reduce_op_name));
+  add(kUnmetMinBytes, match.min_bytes == std::numeric_limits<std::int64_t>::max()
+                          ? "min_bytes \"auto\" is never reached: the cost table shows no gain at any size"
+                          : bytes + " is below min_bytes " + std::to_string(match.min_bytes) +
+                                (match.min_bytes_auto ? " (auto)" : ""));
+  add(kUnmetMaxBytes, bytes + " is above max_bytes " + std::to_string(match.max_bytes.value_or(0)));
+  add(kUnmetRanks, std::to_string(facts.ranks) + " ranks is not within " + std::to_string(match.min_ranks) +
+                       " to " + std::to_string(match.max_ranks));
+  add(kUnmetName, "communicator " + quoted(facts.communicator_name) + " does not match " +
+                      quoted(match.communicator_name));
+  add(kUnmetCapture, "inside CUDA graph capture, and capture is false");
+  return out;
+}
+
+std::string method(const PolicyRule& rule) {
+  return std::to_string(rule.codec.bits) + " bits in groups of " + std::to_string(rule.codec.group) +
+         ", transport " + transport_name(rule.transport) + ", compensation " +
+         compensation_mode_name(rule.compensation.mode);
+}
+
+}  // namespace
+
+std::int64_t message_bytes(const CallFacts& facts) noexcept {
+  std::int64_t bytes = 0;
+  return __builtin_mul_overflow(facts.count, std::int64_t{element_bytes(facts.dtype)}, &bytes)
+             ? std::numeric_limits<std::int64_t>::max()
+             : bytes;
+}
+
+bool glob_matches(std::string_view pattern, std::string_view text) noexcept {
+  // On a mismatch only the last star is widened: linear memory, no recursion, at most pattern * text steps.
+  std::size_t p = 0, t = 0, star = std::string_view::npos, resume = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      resume = t;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
+      ++p;
+      ++t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++resume;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+unsigned unmet_conditions(const PolicyRule& rule, const CallFacts& facts) noexcept {
+  const PolicyMatch& match = rule.match;
+  const std::int64_t bytes = message_bytes(facts);
+  unsigned unmet = 0;
+  if (!any_or_listed(match.dtypes, facts.dtype)) unmet |= kUnmetDtype;
+  if (!any_or_listed(match.ops, facts.op)) unmet |= kUnmetOp;
+  // A threshold of "never" must stay out of reach of a saturated size too.
+  if (bytes < match.min_bytes || match.min_bytes == std::numeric_limits<std::int64_t>::max())
+    unmet |= kUnmetMinBytes;
+  if (match.max_bytes && bytes > *match.max_bytes) unmet |= kUnmetMaxBytes;
+  if (facts.ranks < match.min_ranks || facts.ranks > match.max_ranks) unmet |= kUnmetRanks;
+  if (!match.communicator_name.empty() && !glob_matches(match.communicator_name, facts.communicator_name)) {
+    unmet |= kUnmetName;
+  }
+  if (facts.capturing && !match.in_capture) unmet |= kUnmetCapture;
+  return unmet;
+}
+
+int match_policy(const Policy& policy, const CallFacts& facts) noexcept {
+  for (std::size_t i = 0; i < policy.rules.size(); ++i) {
+    if (unmet_conditions(policy.rules[i], facts) == 0) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+std::string explain(const Policy& policy, const CallFacts& facts) {
+  std::string out;
+  for (std::size_t i = 0; i < policy.rules.size(); ++i) {
+    const PolicyRule& rule = policy.rules[i];
+    const unsigned unmet = unmet_conditions(rule, facts);
+    out += "rule " + std::to_string(i) + ": ";
+    if (unmet == 0) return out + "matches; compressed with " + method(rule) + "\n";
+    out += "no: " + why_not(rule.match, facts, unmet) + "\n";
+  }
+  return out + (policy.rules.empty() ? "the policy has no rules" : "no rule matches") +
+         "; forwarded to NCCL\n";
+}
+
+const char* data_type_name(DataType type) noexcept {
+  switch (type) {
+    case DataType::kBf16:
+      return "bf16";
+    case DataType::kFp16:
+      return "fp16";
+    case DataType::kFp32:
+      return "fp32";
+  }
+  return "?";
+}
+
+const char* reduce_op_name(ReduceOp op) noexcept {
+  return op == ReduceOp::kSum ? "sum" : "avg";
+}
+
+const char* compensation_mode_name(CompensationMode mode) noexcept {
+  switch (mode) {
+    case CompensationMode::kNone:
+      return "none";
+    case CompensationMode::kOwner:
+      return "owner";
+    case CompensationMode::kBoth:
+      return "both";
+  }
+  return "?";
+}
+
+const char* state_format_name(StateFormat state) noexcept {
+  switch (state) {
+    case StateFormat::kFp32:
+      return "fp32";
+    case StateFormat::kFp16:
+      return "fp16";
+    case StateFormat::kInt8:
+      return "int8";
+  }
+  return "?";
+}
+
+const char* transport_name(TransportChoice transport) noexcept {
+  return transport == TransportChoice::kAuto ? "auto" : "staged";
+}
+
+const char* direction_name(DirectionSource direction) noexcept {
+  return direction == DirectionSource::kThread ? "thread" : "none";
+}
+
+}  // namespace echotp
