@@ -14,6 +14,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "kernels/tile.hpp"
 #include "shim/backend.hpp"
 #include "shim/communicator.hpp"
 #include "shim/engine_abi.h"
