@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Flags that every target of the project shares. The only place that knows them.
 
-set(CMAKE_CXX_STANDARD 20)
-set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_C_STANDARD 11)
 set(CMAKE_C_STANDARD_REQUIRED ON)
@@ -18,7 +16,8 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
 set(ECHO_TP_PRIVATE_LIBDIR "lib/echo-tp")
 
 # echotp_target(name): warnings, include root, C++20 also for nvcc.
-# CMake 3.25 does not know C++20 for CUDA: -std is passed by hand, CUDA_STANDARD is never set.
+# CMake 3.25 does not know C++20 for CUDA, and takes an unset CUDA_STANDARD from CXX_STANDARD: -std is passed by hand for
+# both languages, and neither property is ever set.
 function(echotp_target name)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/generated")
   set(warnings -Wall -Wextra -Wshadow)
@@ -27,7 +26,7 @@ function(echotp_target name)
   endif()
   target_compile_options(${name} PRIVATE
     $<$<COMPILE_LANGUAGE:C,CXX>:${warnings};-fstack-protector-strong>
-    $<$<COMPILE_LANGUAGE:CXX>:-Wconversion;-Wno-sign-conversion>
+    $<$<COMPILE_LANGUAGE:CXX>:-std=c++20;-Wconversion;-Wno-sign-conversion>
     # No contraction on the host either: the codec must give the same bits on CPU and GPU.
     $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
     $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-lineinfo;--expt-relaxed-constexpr;--threads=2;-Xcompiler=-Wall,-Wextra>)
@@ -35,7 +34,7 @@ function(echotp_target name)
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>)
   endif()
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${ECHO_TP_CUDA_ARCHITECTURES}"
-                                           CUDA_RUNTIME_LIBRARY Static)
+                                           CUDA_RUNTIME_LIBRARY Static CUDA_STANDARD_REQUIRED OFF)
 endfunction()
 
 # echotp_injected(name): a shared object that is loaded into somebody else's process.
