@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Flags that every target of the project shares. The only place that knows them.
 
-set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_C_STANDARD 11)
 set(CMAKE_C_STANDARD_REQUIRED ON)
 set(CMAKE_C_EXTENSIONS ON) # the preload needs dladdr and friends
@@ -17,7 +16,7 @@ set(ECHO_TP_PRIVATE_LIBDIR "lib/echo-tp")
 
 # echotp_target(name): warnings, include root, C++20 also for nvcc.
 # CMake 3.25 does not know C++20 for CUDA, and takes an unset CUDA_STANDARD from CXX_STANDARD: -std is passed by hand for
-# both languages, and neither property is ever set.
+# both languages, and no STANDARD or EXTENSIONS property is ever set (either adds a -std of its own for nvcc).
 function(echotp_target name)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/generated")
   set(warnings -Wall -Wextra -Wshadow)
@@ -26,7 +25,7 @@ function(echotp_target name)
   endif()
   target_compile_options(${name} PRIVATE
     $<$<COMPILE_LANGUAGE:C,CXX>:${warnings};-fstack-protector-strong>
-    $<$<COMPILE_LANGUAGE:CXX>:-std=c++20;-Wconversion;-Wno-sign-conversion>
+    $<$<COMPILE_LANGUAGE:CXX>:-Wconversion;-Wno-sign-conversion>
     # No contraction on the host either: the codec must give the same bits on CPU and GPU.
     $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
     $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-lineinfo;--expt-relaxed-constexpr;--threads=2;-Xcompiler=-Wall,-Wextra>)
