@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The Python job is valid Python. Usage: python_test.sh PYTHON; 77 when there is none.
+set -u
+if ! [ -x "${1-}" ]; then
+  echo "SKIPPED (no Python 3)"
+  exit 77
+fi
+"$1" -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$(dirname "$0")/../jobs/tp_torch.py"
