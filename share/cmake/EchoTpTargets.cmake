@@ -25,7 +25,7 @@ function(echotp_target name)
   endif()
   target_compile_options(${name} PRIVATE
     $<$<COMPILE_LANGUAGE:C,CXX>:${warnings};-fstack-protector-strong>
-    $<$<COMPILE_LANGUAGE:CXX>:-Wconversion;-Wno-sign-conversion>
+    $<$<COMPILE_LANGUAGE:CXX>:-std=c++20;-Wconversion;-Wno-sign-conversion>
     # No contraction on the host either: the codec must give the same bits on CPU and GPU.
     $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
     $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-lineinfo;--expt-relaxed-constexpr;--threads=2;-Xcompiler=-Wall,-Wextra>)
