@@ -18,9 +18,9 @@ namespace echotp {
 /// One measured duration in microseconds. Unknown is unset.
 struct CostSpread {
   double median = 0;  // > 0
-  std::optional<double> p10;
-  std::optional<double> p90;
-  std::optional<std::int64_t> samples;
+  std::optional<double> p10 = {};
+  std::optional<double> p90 = {};
+  std::optional<std::int64_t> samples = {};
 };
 
 /// One message size on one number of ranks.
@@ -29,7 +29,7 @@ struct CostEntry {
   DataType dtype = DataType::kBf16;
   std::int64_t bytes = 0;  // of the message, > 0
   std::string transport = "staged";
-  Codec codec;
+  Codec codec = {};
   Compensation compensation;
   std::optional<CostSpread> nccl_us;
   std::optional<CostSpread> echo_us;
@@ -56,9 +56,9 @@ Result<CostTable> parse_costs(std::string_view text, const std::string& file_lab
 struct CostQuery {
   int ranks = 2;
   std::string transport = "staged";
-  std::optional<CompensationMode> compensation;
-  std::optional<DataType> dtype;
-  std::optional<int> group;  // of the codec
+  std::optional<CompensationMode> compensation = {};
+  std::optional<DataType> dtype = {};
+  std::optional<int> group = {};  // of the codec
 };
 
 /// Time at one message size, in microseconds.
@@ -77,8 +77,8 @@ std::optional<CostAt> cost_at(const CostTable& table, const CostQuery& query, st
 struct ThresholdQuery {
   int min_ranks = 2;
   int max_ranks = 64;
-  std::vector<DataType> dtypes;  // empty: any
-  Codec codec;
+  std::vector<DataType> dtypes = {};  // empty: any
+  Codec codec = {};
   CompensationMode compensation = CompensationMode::kBoth;
 };
 

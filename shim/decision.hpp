@@ -51,7 +51,7 @@ struct AgreedFacts {
   int ranks = 1;
   Reason off =
       Reason::kCompressed;  // anything else: forward everything on this communicator, for that reason
-  std::string_view communicator_name;  // from ncclConfig_t; empty if unknown
+  std::string_view communicator_name = {};  // from ncclConfig_t; empty if unknown
 };
 
 struct Decision {

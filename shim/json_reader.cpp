@@ -168,6 +168,8 @@ class TreeBuilder : public nlohmann::json::json_sax_t {
   }
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::json::exception& error) override {
+    constexpr int kNumberOverflow = 406;
+    if (error.id == kNumberOverflow) return fail(start(), "the number is too large");
     std::string_view message = error.what();
     if (const auto cut = message.find("] "); cut != std::string_view::npos) message.remove_prefix(cut + 2);
     if (message.starts_with("parse error at ")) {
@@ -202,12 +204,14 @@ class TreeBuilder : public nlohmann::json::json_sax_t {
     return false;
   }
 
+  // Of the value or key being read: in the innermost array it is not among the children yet.
   std::string pointer() const {
     std::string path;
     for (const Level& level : levels_) {
+      const std::size_t open_child = &level == &levels_.back() ? 0 : 1;
       path += '/';
       path += level.node->kind == Kind::kObject ? tame(escape_pointer(level.key))
-                                                : std::to_string(level.node->children.size());
+                                                : std::to_string(level.node->children.size() - open_child);
     }
     return path;
   }

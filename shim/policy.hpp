@@ -65,7 +65,7 @@ struct CallFacts {
   DataType dtype = DataType::kBf16;
   ReduceOp op = ReduceOp::kSum;
   int ranks = 1;
-  std::string_view communicator_name;
+  std::string_view communicator_name = {};
   bool capturing = false;
 };
 

@@ -17,10 +17,10 @@ namespace echotp {
 
 /// What the launcher knows of the run.
 struct RunFacts {
-  std::vector<std::string> command;
-  std::optional<int> exit_code;  // of the job, 128 + signal; unset: not ended
-  std::string mode;              // observe, compress
-  std::string policy_path;       // may be empty
+  std::vector<std::string> command = {};
+  std::optional<int> exit_code = {};  // of the job, 128 + signal; unset: not ended
+  std::string mode = {};              // observe, compress
+  std::string policy_path = {};       // may be empty
   std::uint64_t policy_hash = 0;
 };
 
