@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host side of the staged kernels: argument checks, geometry, launch.
+#include "kernels/launch.hpp"
+#include "kernels/staged_plan.hpp"
+
+namespace echotp {
+
+cudaError_t load_staged_kernels() noexcept {
+  cudaError_t status = device::load_quantise_kernels();
+  if (status == cudaSuccess) status = device::load_reduce_kernels();
+  if (status == cudaSuccess) status = device::load_decode_kernels();
+  return status;
+}
+
+namespace device {
+namespace {
+
+std::int64_t own_tiles(const StagedArgs& args) {
+  const std::int64_t tiles = tile_count(args.count);
+  return tiles > args.rank ? (tiles - args.rank + args.ranks - 1) / args.ranks : 0;
+}
+
+}  // namespace
+
+Memory memory_of(const StagedArgs& args, Phase phase) noexcept {
+  if (args.state.fast == nullptr || phase == Phase::kDecode) return Memory::kNone;
+  if (args.compensation.mode == CompensationMode::kNone) return Memory::kNone;
+  if (args.compensation.mode == CompensationMode::kOwner && phase == Phase::kQuantise) return Memory::kNone;
+  return args.compensation.b != 0.0f ? Memory::kDual : Memory::kFast;
+}
+
+cudaError_t check_arguments(const StagedArgs& args, Phase phase) noexcept {
+  if (args.ranks < 1 || args.ranks > kMaxRanks || args.rank < 0 || args.rank >= args.ranks || args.count < 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args.codec.bits != 4) return cudaErrorInvalidValue;
+  if (args.codec.group != 32 && args.codec.group != 64 && args.codec.group != 128) return cudaErrorInvalidValue;
+  if (args.first < 0 || args.first % (static_cast<std::int64_t>(args.ranks) * kTileElements) != 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args.count == 0) return cudaSuccess;
+  if (tile_count(args.count) > (std::int64_t{1} << 29)) return cudaErrorInvalidValue;
+  const bool others = args.ranks > 1;
+  const auto element = static_cast<std::uintptr_t>(element_bytes(args.dtype));
+  if (phase != Phase::kDecode) {
+    if (args.send == nullptr) return cudaErrorInvalidValue;
+    if (reinterpret_cast<std::uintptr_t>(args.send) % element != 0) return cudaErrorMisalignedAddress;
+  }
+  if (phase != Phase::kQuantise) {
+    if (args.recv == nullptr || args.gathered == nullptr) return cudaErrorInvalidValue;
+    if (reinterpret_cast<std::uintptr_t>(args.recv) % element != 0 || !aligned16(args.gathered)) {
+      return cudaErrorMisalignedAddress;
+    }
+  }
+  if (phase == Phase::kQuantise && others) {
+    if (args.outbox == nullptr) return cudaErrorInvalidValue;
+    if (!aligned16(args.outbox)) return cudaErrorMisalignedAddress;
+  }
+  if (phase == Phase::kReduce && others) {
+    if (args.inbox == nullptr) return cudaErrorInvalidValue;
+    if (!aligned16(args.inbox)) return cudaErrorMisalignedAddress;
+  }
+  const Memory memory = memory_of(args, phase);
+  if (memory != Memory::kNone) {
+    if (args.state.capacity < 0 || args.state.capacity % kTileElements != 0) return cudaErrorInvalidValue;
+    if (memory == Memory::kDual && args.state.slow == nullptr) return cudaErrorInvalidValue;
+    if (args.compensation.state != StateFormat::kFp32 && args.state.unit == nullptr) return cudaErrorInvalidValue;
+    if (!aligned16(args.state.fast) || (memory == Memory::kDual && !aligned16(args.state.slow)) ||
+        !aligned16(args.state.unit)) {
+      return cudaErrorMisalignedAddress;
+    }
+  }
+  return cudaSuccess;
+}
+
+Geometry make_geometry(const StagedArgs& args, Phase phase) noexcept {
+  Geometry geometry{};
+  const std::int64_t own = own_tiles(args);
+  const std::int64_t tiles = phase == Phase::kReduce ? own : tile_count(args.count) - own;
+  geometry.items = static_cast<std::uint32_t>(tiles * kTileItems);
+  geometry.segment_bytes = segment_bytes(args.count, args.ranks, args.codec);
+  geometry.tile_bytes = tile_bytes(args.codec);
+  geometry.group_shift = std::countr_zero(static_cast<unsigned>(args.codec.group));
+  geometry.vector = (phase == Phase::kDecode || aligned16(args.send)) && (phase == Phase::kQuantise || aligned16(args.recv));
+  geometry.coefficients = coefficients(args.compensation);
+  return geometry;
+}
+
+cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geometry, cudaStream_t stream) noexcept {
+  if (geometry.items == 0) return cudaSuccess;
+  void* parameters[] = {const_cast<StagedArgs*>(&args), const_cast<Geometry*>(&geometry)};
+  const dim3 grid((geometry.items + kBlockWarps - 1) / kBlockWarps);
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(kBlockThreads), parameters, 0, stream);
+}
+
+}  // namespace device
+}  // namespace echotp

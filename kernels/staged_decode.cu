@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Phase 3: decodes the reduced tiles of the other owners into the user's buffer.
+#include "kernels/launch.hpp"
+#include "kernels/staged_plan.hpp"
+
+namespace echotp {
+namespace device {
+namespace {
+
+/// A lane's eight codes as elements of `D`.
+template <DataType D>
+__device__ __forceinline__ void decode_lane(std::uint32_t codes, std::uint16_t scale, std::uint32_t (&out)[kElementWords<D>]) {
+  if constexpr (D == DataType::kBf16) {
+    // Two codes at a time: nibbles become 128..143 by sitting in the mantissa of bf16 128. code * scale rounds once, as
+    // the fp32 product (exact) does when it is cast.
+    std::uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = ((codes >> (4 * i)) & 0x000F000Fu) | 0x43004300u;  // elements i and i + 4
+    const std::uint32_t ordered[4] = {__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410),
+                                      __byte_perm(pairs[0], pairs[1], 0x7632), __byte_perm(pairs[2], pairs[3], 0x7632)};
+    const std::uint32_t one = 0x3F803F80u;
+    const std::uint32_t bias = 0xC308C308u;  // -136
+    const std::uint32_t minus_zero = 0x80008000u;
+    const std::uint32_t twice = static_cast<std::uint32_t>(scale) * 0x00010001u;
+    const auto as_pair = [](const std::uint32_t& bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); };
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __nv_bfloat162 code = __hfma2(as_pair(ordered[i]), as_pair(one), as_pair(bias));
+      const __nv_bfloat162 value = __hfma2(code, as_pair(twice), as_pair(minus_zero));
+      out[i] = *reinterpret_cast<const std::uint32_t*>(&value);
+    }
+  } else {
+    const float factor = bf16_to_float(scale);
+    float decoded[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float code = __fsub_rn(__uint_as_float(((codes >> (4 * i)) & 0xFu) | 0x4B000000u), 8388616.0f);
+      decoded[i] = __fmul_rn(code, factor);
+    }
+    pack_elements<D>(decoded, out);
+  }
+}
+
+template <DataType D>
+__global__ void __launch_bounds__(kBlockThreads, 12)
+    decode_kernel(const __grid_constant__ StagedArgs args, const __grid_constant__ Geometry geometry) {
+  const std::uint32_t item = blockIdx.x * kBlockWarps + threadIdx.x / kWarpThreads;
+  if (item >= geometry.items) return;
+  const int lane = threadIdx.x % kWarpThreads;
+  const int lane_shift = geometry.group_shift - 3;
+  const std::uint32_t others = args.ranks - 1;
+  const std::uint32_t index = item / kTileItems;
+  const std::uint32_t row = index / others;
+  std::uint32_t owner = index - row * others;
+  if (owner >= static_cast<std::uint32_t>(args.rank)) ++owner;
+  const int begin_slice = item % kTileItems * kItemSlices;
+  const std::int64_t first =
+      (static_cast<std::int64_t>(row) * args.ranks + owner) * kTileElements + begin_slice * kSliceElements;
+  const std::int64_t left = args.count - first;
+  const std::uint8_t* wire =
+      args.gathered + owner * geometry.segment_bytes + static_cast<std::int64_t>(row) * geometry.tile_bytes;
+  const auto* codes = reinterpret_cast<const std::uint32_t*>(wire);
+  const auto* scales = reinterpret_cast<const std::uint16_t*>(wire + kTileElements / 2);
+  char* recv = static_cast<char*>(args.recv) + first * element_bytes(D);
+
+  std::uint32_t loaded[kItemSlices];
+  std::uint16_t scale[kItemSlices];
+#pragma unroll
+  for (int s = 0; s < kItemSlices; ++s) {
+    const int at = (begin_slice + s) * kWarpThreads + lane;
+    loaded[s] = __ldcs(codes + at);
+    scale[s] = __ldg(scales + (at >> lane_shift));
+  }
+#pragma unroll
+  for (int s = 0; s < kItemSlices; ++s) {
+    std::uint32_t out[kElementWords<D>];
+    decode_lane<D>(loaded[s], scale[s], out);
+    const std::int64_t slice_left = left - s * kSliceElements;
+    if (slice_left > 0) {
+      store_elements<D>(recv + s * kSliceElements * element_bytes(D), slice_left, geometry.vector, lane, out);
+    }
+  }
+}
+
+constexpr Kernel kKernels[] = {decode_kernel<DataType::kBf16>, decode_kernel<DataType::kFp16>,
+                               decode_kernel<DataType::kFp32>};
+
+}  // namespace
+
+cudaError_t load_decode_kernels() noexcept { return load(kKernels); }
+
+}  // namespace device
+
+cudaError_t launch_decode(const StagedArgs& args, cudaStream_t stream) noexcept {
+  constexpr auto kPhase = device::Phase::kDecode;
+  const cudaError_t status = device::check_arguments(args, kPhase);
+  if (status != cudaSuccess || args.count == 0) return status;
+  return device::launch(device::kKernels[static_cast<int>(args.dtype)], args, device::make_geometry(args, kPhase), stream);
+}
+
+}  // namespace echotp

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// The codec against hand-made vectors and against plain arithmetic: layout, extremes, poison, conversions.
+#include "kernels/codec.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/reference.hpp"
+#include "kernels/tile.hpp"
+
+using namespace echotp;
+
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Encoded {
+  std::vector<std::uint8_t> codes;
+  std::uint16_t scale = 0;
+  bool finite = false;
+  std::vector<float> decoded;
+};
+
+Encoded round_trip(const std::vector<float>& u) {
+  const int group = static_cast<int>(u.size());
+  Encoded result;
+  result.codes.resize(u.size() / 2);
+  result.decoded.resize(u.size());
+  result.finite = encode_group(u.data(), group, result.codes.data(), &result.scale);
+  decode_group(result.codes.data(), result.scale, group, result.decoded.data());
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("nibble layout and scales of a hand-made group") {
+  // -8..7 twice: the extremum is -8, the scale 1, the codes are the values, stored + 8, the lower index in the low nibble.
+  std::vector<float> u;
+  for (int i = 0; i < 32; ++i) u.push_back(static_cast<float>(i % 16 - 8));
+  const Encoded got = round_trip(u);
+  CHECK(got.scale == 0x3F80);
+  const std::vector<std::uint8_t> want = {0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE,
+                                          0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE};
+  CHECK(got.codes == want);
+  CHECK(got.decoded == u);
+}
+
+TEST_CASE("a positive extremum gets a negative scale") {
+  // Scale 4/-8 = -0.5 (0xBF00): 4 -> -8 -> nibble 0; 1 -> -2 -> 6; -3.5 -> 7 -> 15; -3.6 -> 7.2 -> 15; 0.25 -> -0.5, a tie -> 0 -> 8;
+  // 0.75 -> -1.5, a tie -> -2 -> 6.
+  std::vector<float> u(32, 0.0f);
+  u[0] = 4.0f;
+  u[1] = 1.0f;
+  u[2] = -3.5f;
+  u[3] = -3.6f;
+  u[4] = 0.25f;
+  u[5] = 0.75f;
+  const Encoded got = round_trip(u);
+  CHECK(got.scale == 0xBF00);
+  CHECK(got.codes[0] == 0x60);
+  CHECK(got.codes[1] == 0xFF);
+  CHECK(got.codes[2] == 0x68);
+  CHECK(got.codes[3] == 0x88);
+  CHECK(got.decoded[0] == 4.0f);
+  CHECK(got.decoded[2] == -3.5f);
+}
+
+TEST_CASE("equal magnitudes of both signs: the negative one is the extremum, in any order") {
+  std::vector<float> u(32, 0.0f);
+  u[3] = 2.0f;
+  u[9] = -2.0f;
+  const Encoded one = round_trip(u);
+  std::swap(u[3], u[9]);
+  const Encoded other = round_trip(u);
+  CHECK(one.scale == 0x3E80);  // -2 / -8 = 0.25
+  CHECK(other.scale == one.scale);
+  CHECK(one.decoded[9] == -2.0f);
+  CHECK(one.decoded[3] == 1.75f);  // the end that lacks a step
+}
+
+TEST_CASE("scale rounds to bf16, ties to even") {
+  std::vector<float> u(32, 0.0f);
+  u[0] = -8.0f * (1.0f + 0x1p-8f);  // halfway between 1 and 1 + 2^-7
+  CHECK(round_trip(u).scale == 0x3F80);
+  u[0] = -8.0f * (1.0f + 3 * 0x1p-8f);
+  CHECK(round_trip(u).scale == 0x3F82);
+}
+
+TEST_CASE("zero and tiny groups travel as exact zero") {
+  for (float value : {0.0f, -0.0f, 1e-38f, -1e-40f, 7.9e-30f}) {
+    const Encoded got = round_trip(std::vector<float>(64, value));
+    CHECK(got.finite);
+    CHECK(got.scale == 0);
+    CHECK(std::all_of(got.codes.begin(), got.codes.end(), [](int byte) { return byte == 0x88; }));
+    CHECK(std::all_of(got.decoded.begin(), got.decoded.end(), [](float x) { return x == 0.0f && !std::signbit(x); }));
+  }
+  CHECK(round_trip(std::vector<float>(32, 8.1e-30f)).scale != 0);
+}
+
+TEST_CASE("one NaN or Inf anywhere poisons the whole group") {
+  for (float poison : {kNan, kInf, -kInf, -kNan}) {
+    for (int at : {0, 1, 17, 31}) {
+      std::vector<float> u(32, 1.0f);
+      u[at] = poison;
+      const Encoded got = round_trip(u);
+      CHECK_FALSE(got.finite);
+      CHECK(got.scale == 0x7FC0);
+      CHECK(std::all_of(got.codes.begin(), got.codes.end(), [](int byte) { return byte == 0x88; }));
+      CHECK(std::all_of(got.decoded.begin(), got.decoded.end(), [](float x) { return std::isnan(x); }));
+    }
+  }
+}
+
+TEST_CASE("the largest values stay finite") {
+  for (float value : {3e38f, -3e38f, 0x1.FEp127f, -0x1.FEp127f, kFloatMax, -kFloatMax}) {
+    std::vector<float> u(32, 0.0f);
+    u[5] = value;
+    u[6] = -value;
+    const Encoded got = round_trip(u);
+    CHECK(got.finite);
+    for (float x : got.decoded) CHECK(std::isfinite(x));
+    CHECK(std::fabs(got.decoded[5] / value - 1) < 0.13);
+    CHECK(std::fabs(std::min(got.decoded[5], got.decoded[6]) + std::fabs(value)) <= std::fabs(value) * 0x1p-7f);
+  }
+}
+
+TEST_CASE("round trip: error at most half a step, a step at the short end, on ordinary and adversarial groups") {
+  std::mt19937_64 random(1);
+  std::normal_distribution<float> normal;
+  for (int round = 0; round < 3000; ++round) {
+    const int group = 32 << (round % 3);
+    std::vector<float> u(group);
+    for (float& x : u) x = normal(random);
+    if (round % 5 == 1) u[random() % group] *= 1000;                                 // one outlier
+    if (round % 5 == 2) std::fill(u.begin(), u.end(), u[0]);                         // constant
+    if (round % 5 == 3) for (float& x : u) x = std::ldexp(x, static_cast<int>(random() % 60) - 30);
+    if (round % 5 == 4) for (float& x : u) x *= 1e-25f;
+    const Encoded got = round_trip(u);
+    const double scale = bf16_to_float(got.scale);
+    const double step = std::fabs(scale);
+    double largest = 0;
+    for (int i = 0; i < group; ++i) {
+      const double error = std::fabs(static_cast<double>(u[i]) - got.decoded[i]);
+      const bool short_end = u[i] / scale > 7.5;
+      REQUIRE(error <= step * (short_end ? 1.04 : 0.5001 + 0.04 * (std::fabs(u[i]) > 7.5 * step)));
+      largest = std::max(largest, std::fabs(static_cast<double>(u[i])));
+    }
+    REQUIRE(std::fabs(step * 8 - largest) <= 8 * step * 0x1p-8);
+  }
+}
+
+TEST_CASE("decoding any stored byte never fails and a NaN scale always decodes to NaN") {
+  for (int nibble = 0; nibble < 16; ++nibble) {
+    CHECK(std::isnan(decode(nibble, bf16_to_float(0x7FC0))));
+    CHECK(float_bits(decode(nibble, bf16_to_float(0x7FC0))) == 0x7FFFFFFFu);
+    CHECK(decode(nibble, 0.5f) == 0.5f * static_cast<float>(nibble - 8));
+  }
+}
+
+TEST_CASE("bits an element: 4 plus 16 a group") {
+  for (int group : {32, 64, 128}) {
+    CHECK(tile_bytes(Codec{4, group}) * 8.0 / kTileElements == doctest::Approx(4 + 16.0 / group));
+  }
+}
+
+TEST_CASE("gradients: relative quality does not depend on the size of the numbers") {
+  std::mt19937_64 random(2);
+  std::normal_distribution<float> normal;
+  double quality[3] = {};
+  const float factors[3] = {1.0f, 1e-7f, 1e4f};
+  std::vector<float> base(1 << 16);
+  for (float& x : base) x = normal(random);
+  for (int f = 0; f < 3; ++f) {
+    double signal = 0;
+    double noise = 0;
+    for (std::size_t start = 0; start < base.size(); start += 32) {
+      std::vector<float> u(base.begin() + static_cast<long>(start), base.begin() + static_cast<long>(start) + 32);
+      for (float& x : u) x *= factors[f];
+      const Encoded got = round_trip(u);
+      for (int i = 0; i < 32; ++i) {
+        signal += static_cast<double>(u[i]) * u[i];
+        noise += std::pow(static_cast<double>(u[i]) - got.decoded[i], 2);
+      }
+    }
+    quality[f] = 10 * std::log10(signal / noise);
+  }
+  CHECK(quality[0] > 20.8);  // 21.3 dB expected of one rounding
+  CHECK(std::fabs(quality[1] - quality[0]) < 0.1);
+  CHECK(std::fabs(quality[2] - quality[0]) < 0.1);
+}
+
+TEST_CASE("16-bit conversions agree with arithmetic on doubles") {
+  for (int bits = 0; bits < 65536; ++bits) {
+    const auto half = static_cast<std::uint16_t>(bits);
+    for (DataType type : {DataType::kBf16, DataType::kFp16}) {
+      const float want = ReferenceAllReduce::value_of(type, half);
+      const float got = element_to_float(type, half);
+      if (std::isnan(want)) {
+        REQUIRE(std::isnan(got));
+        REQUIRE(element_from_float(type, got) == 0x7FFFu);
+        continue;
+      }
+      REQUIRE(float_bits(got) == float_bits(want));
+      REQUIRE(element_from_float(type, got) == half);
+    }
+  }
+  std::mt19937_64 random(3);
+  const auto check = [](float x) {
+    REQUIRE(float_to_bf16(x) == ReferenceAllReduce::bits_of(DataType::kBf16, x));
+    REQUIRE(float_to_fp16(x) == ReferenceAllReduce::bits_of(DataType::kFp16, x));
+    if (std::isfinite(x) && std::fabs(x) <= 0x1p126f) {
+      const float up = bf16_to_float(float_to_bf16_up(std::fabs(x)));
+      REQUIRE(up >= std::fabs(x));
+      REQUIRE((up == 0 || bf16_to_float(static_cast<std::uint16_t>(float_to_bf16_up(std::fabs(x)) - 1)) < std::fabs(x)));
+    }
+  };
+  for (int i = 0; i < 400000; ++i) check(bits_float(static_cast<std::uint32_t>(random())));
+  for (int i = 0; i < 400000; ++i) {  // the range of fp16, its denormals and its overflow
+    const auto exponent = static_cast<std::uint32_t>(100 + random() % 46);
+    check(bits_float((exponent << 23) | static_cast<std::uint32_t>(random() & 0x807FFFFFu)));
+  }
+  for (int bits = 0; bits < 65535; ++bits) {  // exact halfway points
+    const float low = fp16_to_float(static_cast<std::uint16_t>(bits));
+    const float high = fp16_to_float(static_cast<std::uint16_t>(bits + 1));
+    if (std::isfinite(low) && std::isfinite(high)) check((low + high) / 2);
+  }
+  for (float x : {65519.996f, 65520.0f, -65520.0f, kFloatMax, kInf, -kInf, 0x1p-149f, 0x1p-25f, -0x1p-25f}) check(x);
+}

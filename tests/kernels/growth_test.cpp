@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the accumulated error does over many calls: the telescoping identity, growth with depth, theory's ratios, and the
+// negative controls that must grow.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <map>
+
+#include "kernels/reference.hpp"
+#include "kernels/tile.hpp"
+#include "tests/kernels/simulation.hpp"
+
+using namespace echotp;
+using namespace echotp::test;
+
+namespace {
+
+constexpr int kRanks = 4;
+constexpr std::int64_t kCount = 2 * 4 * 2048;
+
+Compensation both(float a, float bf, float b, float bs, StateFormat format = StateFormat::kFp32) {
+  return {CompensationMode::kBoth, a, bf, b, bs, format};
+}
+const Compensation kEf = both(1, 0, 0, 0.9f);
+const Compensation kDual = both(0.9f, 0, 0.1f, 0.9f);
+const Compensation kSmooth = both(0.75f, 0.25f, 0.25f, 0.9f);
+const Compensation kLoco = both(1, 0.8f, 0, 0.9f);
+const Compensation kNone = {CompensationMode::kNone, 1, 0, 0, 0.9f, StateFormat::kFp32};
+
+ReferenceSetup make_setup(const Compensation& how, DataType dtype = DataType::kFp32, std::int64_t count = kCount) {
+  ReferenceSetup setup;
+  setup.ranks = kRanks;
+  setup.dtype = dtype;
+  setup.compensation = how;
+  setup.capacity = tile_count(count) * kTileElements;
+  return setup;
+}
+
+/// RMS of the accumulated error of the non-outlier channels after each of the calls asked for.
+std::map<int, double> accumulated_rms(const ReferenceSetup& setup, bool heavy, int calls, unsigned seed = 1) {
+  std::mt19937_64 random(seed);
+  ReferenceAllReduce all(setup);
+  std::vector<double> error(setup.capacity, 0.0);
+  std::map<int, double> result;
+  for (int call = 1; call <= calls; ++call) {
+    const Bits send = heavy ? heavy_tailed(random, setup.dtype, setup.ranks, setup.capacity)
+                            : gaussian(random, setup.dtype, setup.ranks, setup.capacity);
+    all.call(send, call == 1);
+    const std::vector<double> exact = exact_sum(setup.dtype, send);
+    double sum = 0;
+    int n = 0;
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      error[i] += ReferenceAllReduce::value_of(setup.dtype, all.output(0)[i]) - exact[i];
+      if (heavy && i % 1024 % 200 == 100) continue;
+      sum += error[i] * error[i];
+      ++n;
+    }
+    result[call] = std::sqrt(sum / n);
+  }
+  return result;
+}
+
+double growth(const ReferenceSetup& setup, bool heavy) {
+  const std::map<int, double> rms = accumulated_rms(setup, heavy, 128);
+  return rms.at(128) / rms.at(8);
+}
+
+}  // namespace
+
+TEST_CASE("telescoping: the accumulated error plus the weighted states of all quantisers is zero") {
+  for (const Compensation& how : {kEf, kDual, kSmooth}) {
+    for (DataType dtype : {DataType::kFp32, DataType::kBf16}) {
+      CAPTURE(how.a);
+      const ReferenceSetup setup = make_setup(how, dtype, 4 * 2048);
+      std::mt19937_64 random(3);
+      ReferenceAllReduce all(setup);
+      const auto count = static_cast<std::size_t>(setup.capacity);
+      std::vector<double> error(count, 0.0);
+      std::vector<double> total(count, 0.0);
+      for (int call = 1; call <= 256; ++call) {
+        const Bits send = gaussian(random, dtype, kRanks, setup.capacity);
+        all.call(send, call == 1);
+        const std::vector<double> exact = exact_sum(dtype, send);
+        for (std::size_t i = 0; i < count; ++i) {
+          error[i] += ReferenceAllReduce::value_of(dtype, all.output(0)[i]) - exact[i];
+          total[i] += std::fabs(exact[i]);
+        }
+        if (call != 1 && call != 2 && call != 17 && call != 128 && call != 256) continue;
+        double worst = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+          double sum = error[i];
+          for (int p = 0; p < kRanks; ++p) {
+            sum += how.a * static_cast<double>(all.state(p).fast32[i]) / (1 - how.bf);
+            if (how.b != 0) sum += how.b * static_cast<double>(all.state(p).slow32[i]) / (1 - how.bs);
+          }
+          worst = std::max(worst, std::fabs(sum) / (total[i] + 1));
+        }
+        CHECK(worst < 1e-5);
+        // The identity means something: the states themselves are as large as the error.
+        CHECK(rms(error) > 0.05);
+      }
+    }
+  }
+}
+
+TEST_CASE("telescoping with int8 state holds up to the rounding of the state") {
+  ReferenceSetup setup = make_setup(kEf, DataType::kFp32, 4 * 2048);
+  setup.compensation.state = StateFormat::kInt8;
+  std::mt19937_64 random(4);
+  ReferenceAllReduce all(setup);
+  std::vector<double> error(static_cast<std::size_t>(setup.capacity), 0.0);
+  const int calls = 64;
+  for (int call = 1; call <= calls; ++call) {
+    const Bits send = gaussian(random, setup.dtype, kRanks, setup.capacity);
+    all.call(send, call == 1);
+    const std::vector<double> exact = exact_sum(setup.dtype, send);
+    for (std::size_t i = 0; i < error.size(); ++i) {
+      error[i] += ReferenceAllReduce::value_of(setup.dtype, all.output(0)[i]) - exact[i];
+    }
+  }
+  const double largest_step = 5.0 / 8;
+  for (std::size_t i = 0; i < error.size(); ++i) {
+    double sum = error[i];
+    for (int p = 0; p < kRanks; ++p) {
+      const double unit = ReferenceAllReduce::value_of(DataType::kBf16, all.state(p).unit[i / 32]);
+      sum += all.state(p).fast8[i] * unit;
+    }
+    REQUIRE(std::fabs(sum) < kRanks * calls * largest_step / 254);
+  }
+}
+
+TEST_CASE("growth with depth: bounded with compensation, growing without") {
+  for (bool heavy : {false, true}) {
+    CAPTURE(heavy);
+    CHECK(growth(make_setup(kEf), heavy) < 1.15);
+    CHECK(growth(make_setup(kDual), heavy) < 1.2);
+    CHECK(growth(make_setup(kSmooth), heavy) < 1.35);
+    CHECK(growth(make_setup(kNone), heavy) > 3.5);
+  }
+}
+
+TEST_CASE("negative controls: the schemes that are not bounded fail the bound") {
+  CHECK(growth(make_setup(both(1.0f, 0, 0.2f, 0.9f)), false) > 1.3);  // a + b = 1.2
+  Compensation owner = kDual;
+  owner.mode = CompensationMode::kOwner;
+  CHECK(growth(make_setup(owner), false) > 1.3);
+  CHECK(growth(make_setup(owner), true) > 1.3);
+  ReferenceSetup output_error = make_setup(both(0.7f, 0.5f, 0.3f, 0.95f));
+  output_error.output_error_feedback = true;
+  CHECK(growth(output_error, false) > 1.3);
+}
+
+TEST_CASE("theory: accumulated error of a stationary Gaussian stream relative to one rounding") {
+  const struct {
+    Compensation how;
+    double ratio;
+  } cases[] = {{kEf, 1.01}, {kDual, 1.03}, {kSmooth, 1.19}, {kLoco, 1.67}};
+  for (const auto& c : cases) {
+    CAPTURE(c.ratio);
+    const std::map<int, double> rms = accumulated_rms(make_setup(c.how), false, 128);
+    CHECK(rms.at(128) / rms.at(1) == doctest::Approx(c.ratio).epsilon(0.05));
+  }
+  const std::map<int, double> none = accumulated_rms(make_setup(kNone), false, 128);
+  CHECK(none.at(128) / none.at(1) == doctest::Approx(std::sqrt(128.0)).epsilon(0.05));
+}
+
+TEST_CASE("int8 and fp16 states are as good as fp32") {
+  for (const Compensation& how : {kEf, kDual}) {
+    for (bool heavy : {false, true}) {
+      const double exact = accumulated_rms(make_setup(how), heavy, 64).at(64);
+      for (StateFormat format : {StateFormat::kFp16, StateFormat::kInt8}) {
+        Compensation stored = how;
+        stored.state = format;
+        CAPTURE(static_cast<int>(format));
+        CHECK(accumulated_rms(make_setup(stored), heavy, 64).at(64) < 1.03 * exact);
+      }
+    }
+  }
+}
