@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The 4-bit codec, element by element and group by group, for CPU and GPU alike: symmetric codes -8..7 whose scale is the
-// group's signed extremum divided by -8, so that the largest value always falls on the end that has one step more.
+// The 4-bit codec, element by element and group by group, for CPU and GPU alike: symmetric codes -8..7 whose
+// scale is the group's signed extremum divided by -8, so that the largest value always falls on the end that
+// has one step more.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,8 @@ struct GroupScale {
   bool finite;         // false: the group held a NaN or Inf
 };
 
-/// Orders values by magnitude, a negative one above the positive one of equal magnitude, NaN and Inf above all.
+/// Orders values by magnitude, a negative one above the positive one of equal magnitude, NaN and Inf above
+/// all.
 ECHO_TP_HD std::uint32_t extremum_key(float u) {
 #if defined(__CUDA_ARCH__)
   return __funnelshift_l(float_bits(u), float_bits(u), 1);
@@ -54,19 +56,26 @@ ECHO_TP_HD GroupScale group_scale(std::uint32_t key) {
   return result;
 }
 
-/// kCodeMagic + code, with code = min(round to nearest even of the exact product u * inverse, 7). The lower end needs no
-/// limit: |u * inverse| is at most 8 * (1 + 2^-7). Only meaningful in a finite group.
-ECHO_TP_HD float encode(float u, float inverse) { return fminf(fma_rn(u, inverse, kCodeMagic), kCodeMagic + 7.0f); }
+/// kCodeMagic + code, with code = min(round to nearest even of the exact product u * inverse, 7). The lower
+/// end needs no limit: |u * inverse| is at most 8 * (1 + 2^-7). Only meaningful in a finite group.
+ECHO_TP_HD float encode(float u, float inverse) {
+  return fminf(fma_rn(u, inverse, kCodeMagic), kCodeMagic + 7.0f);
+}
 
 /// The code, -8..7, of encode()'s result.
-ECHO_TP_HD float code_of(float encoded) { return sub_rn(encoded, kCodeMagic); }
+ECHO_TP_HD float code_of(float encoded) {
+  return sub_rn(encoded, kCodeMagic);
+}
 
 /// The nibble, 0..15, of encode()'s result in the low 4 bits; bits above are not zero.
-ECHO_TP_HD std::uint32_t nibble_of(float encoded) { return float_bits(encoded); }
+ECHO_TP_HD std::uint32_t nibble_of(float encoded) {
+  return float_bits(encoded);
+}
 
 /// Eight results of encode() as eight nibbles, the first lowest. Pass the group's `finite` along.
 ECHO_TP_HD std::uint32_t pack_nibbles(const float (&encoded)[8], bool finite) {
-  // The bits above the nibble are the same in all eight, so their shifted sum is a constant that one addition removes.
+  // The bits above the nibble are the same in all eight, so their shifted sum is a constant that one addition
+  // removes.
   constexpr std::uint32_t kHigh = 0x4B400000u;
   constexpr std::uint32_t kBias = kHigh * 0x11111111u;
   std::uint32_t word = 0u - kBias;
@@ -84,7 +93,8 @@ ECHO_TP_HD float decode(std::uint32_t nibble, float scale) {
 #endif
 }
 
-/// Encodes `group` values: codes get group/2 bytes, *scale the bf16 scale. Returns false for a non-finite group.
+/// Encodes `group` values: codes get group/2 bytes, *scale the bf16 scale. Returns false for a non-finite
+/// group.
 inline bool encode_group(const float* u, int group, std::uint8_t* codes, std::uint16_t* scale) {
   std::uint32_t key = 0;
   for (int i = 0; i < group; ++i) {
@@ -110,7 +120,8 @@ inline void decode_group(const std::uint8_t* codes, std::uint16_t scale, int gro
   }
 }
 
-/// Bits of an fp32 value as an element of `type` (to nearest even; the low bits for the 16-bit types), and back.
+/// Bits of an fp32 value as an element of `type` (to nearest even; the low bits for the 16-bit types), and
+/// back.
 ECHO_TP_HD std::uint32_t element_from_float(DataType type, float x) {
   if (type == DataType::kBf16) return float_to_bf16(x);
   if (type == DataType::kFp16) return float_to_fp16(x);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic that must give the same bits on CPU and GPU: 16-bit float conversions and fp32 operations with their
-// rounding spelled out. Host code is plain integer work and IEEE fp32; device code uses an intrinsic only where it is
-// bit-equal. Every NaN that a conversion or a decode produces is the canonical one of the GPU (0x7FFF, 0x7FFFFFFF).
+// Arithmetic that must give the same bits on CPU and GPU: 16-bit float conversions and fp32 operations with
+// their rounding spelled out. Host code is plain integer work and IEEE fp32; device code uses an intrinsic
+// only where it is bit-equal. Every NaN that a conversion or a decode produces is the canonical one of the
+// GPU (0x7FFF, 0x7FFFFFFF).
 #pragma once
 
 #include <bit>
@@ -38,10 +39,14 @@ ECHO_TP_HD float bits_float(std::uint32_t bits) {
 }
 
 /// True for everything but NaN and Inf.
-ECHO_TP_HD bool is_finite(float x) { return (float_bits(x) & kFloatExponentMask) != kFloatExponentMask; }
+ECHO_TP_HD bool is_finite(float x) {
+  return (float_bits(x) & kFloatExponentMask) != kFloatExponentMask;
+}
 
 /// bf16 to fp32, exact.
-ECHO_TP_HD float bf16_to_float(std::uint16_t bits) { return bits_float(static_cast<std::uint32_t>(bits) << 16); }
+ECHO_TP_HD float bf16_to_float(std::uint16_t bits) {
+  return bits_float(static_cast<std::uint32_t>(bits) << 16);
+}
 
 /// fp32 to bf16, to nearest even; overflow gives Inf, NaN gives 0x7FFF.
 ECHO_TP_HD std::uint16_t float_to_bf16(float x) {
@@ -54,7 +59,8 @@ ECHO_TP_HD std::uint16_t float_to_bf16(float x) {
 #endif
 }
 
-/// Smallest bf16 not below a non-negative finite x, but at most 2^126 (whose reciprocal is still a normal number).
+/// Smallest bf16 not below a non-negative finite x, but at most 2^126 (whose reciprocal is still a normal
+/// number).
 ECHO_TP_HD std::uint16_t float_to_bf16_up(float x) {
   const std::uint32_t bits = (float_bits(x) + 0xFFFFu) >> 16;
   return static_cast<std::uint16_t>(bits < 0x7E80u ? bits : 0x7E80u);
@@ -86,7 +92,8 @@ ECHO_TP_HD std::uint16_t float_to_fp16(float x) {
   if (magnitude > kFloatExponentMask) return 0x7FFFu;
   if (magnitude >= 0x477FF000u) return static_cast<std::uint16_t>(sign | 0x7C00u);  // rounds to 65536 or more
   if (magnitude < 0x38800000u) {
-    // Adding 0.5 leaves a denormal's bits at the bottom of the mantissa, rounded to nearest even by the addition.
+    // Adding 0.5 leaves a denormal's bits at the bottom of the mantissa, rounded to nearest even by the
+    // addition.
     const float shifted = bits_float(magnitude) + 0.5f;
     return static_cast<std::uint16_t>(sign | (float_bits(shifted) - 0x3F000000u));
   }
@@ -127,11 +134,13 @@ ECHO_TP_HD float sub_rn(float a, float b) {
 #endif
 }
 
-/// 1/x to nearest even, for x that is a bf16 value with 1e-33 <= |x| <= 2^126; anything else gives an unspecified value.
+/// 1/x to nearest even, for x that is a bf16 value with 1e-33 <= |x| <= 2^126; anything else gives an
+/// unspecified value.
 ECHO_TP_HD float reciprocal_of_bf16(float x) {
 #if defined(__CUDA_ARCH__)
-  // One Newton step from the hardware's estimate (1 ulp) is off by 2^-46 before its rounding. The reciprocal of an 8-bit
-  // mantissa is never nearer than 2^-33 to a rounding boundary, so the result is the IEEE one; no range check is needed.
+  // One Newton step from the hardware's estimate (1 ulp) is off by 2^-46 before its rounding. The reciprocal
+  // of an 8-bit mantissa is never nearer than 2^-33 to a rounding boundary, so the result is the IEEE one; no
+  // range check is needed.
   float estimate;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
   return __fmaf_rn(__fmaf_rn(-x, estimate, 1.0f), estimate, estimate);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scalar reference. Roundings are done by arithmetic on doubles (every product of two floats is exact in a double),
-// not by the bit tricks of the code under test.
+// The scalar reference. Roundings are done by arithmetic on doubles (every product of two floats is exact in
+// a double), not by the bit tricks of the code under test.
 #include "kernels/reference.hpp"
 
 #include <algorithm>
@@ -11,7 +11,8 @@
 namespace echotp {
 namespace {
 
-/// Rounds to a binary format with `precision` significant bits whose smallest normal is 2^min_exponent, ties to even.
+/// Rounds to a binary format with `precision` significant bits whose smallest normal is 2^min_exponent, ties
+/// to even.
 double round_to_format(double x, int precision, int min_exponent) {
   if (x == 0 || !std::isfinite(x)) return x;
   const int exponent = std::max(std::ilogb(x), min_exponent);
@@ -29,7 +30,9 @@ std::uint16_t bf16_bits(double x) {
   return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(x)) >> 16);
 }
 
-float bf16_value(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+float bf16_value(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
 
 std::uint16_t fp16_bits(float value) {
   if (std::isnan(value)) return 0x7FFF;
@@ -47,7 +50,8 @@ float fp16_value(std::uint16_t bits) {
   const int mantissa = bits & 1023;
   double magnitude = 0;
   if (exponent == 31) {
-    magnitude = mantissa != 0 ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
+    magnitude =
+        mantissa != 0 ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
   } else if (exponent == 0) {
     magnitude = std::ldexp(mantissa, -24);
   } else {
@@ -57,24 +61,32 @@ float fp16_value(std::uint16_t bits) {
 }
 
 /// Round to nearest even of a*b, without rounding the product first.
-double nearest_of_product(float a, float b) { return std::nearbyint(static_cast<double>(a) * b); }
+double nearest_of_product(float a, float b) {
+  return std::nearbyint(static_cast<double>(a) * b);
+}
 
 }  // namespace
 
 float ReferenceAllReduce::value_of(DataType type, std::uint32_t bits) {
   switch (type) {
-    case DataType::kBf16: return bf16_value(static_cast<std::uint16_t>(bits));
-    case DataType::kFp16: return fp16_value(static_cast<std::uint16_t>(bits));
-    case DataType::kFp32: break;
+    case DataType::kBf16:
+      return bf16_value(static_cast<std::uint16_t>(bits));
+    case DataType::kFp16:
+      return fp16_value(static_cast<std::uint16_t>(bits));
+    case DataType::kFp32:
+      break;
   }
   return std::bit_cast<float>(bits);
 }
 
 std::uint32_t ReferenceAllReduce::bits_of(DataType type, float value) {
   switch (type) {
-    case DataType::kBf16: return std::isnan(value) ? 0x7FFF : bf16_bits(round_bf16(value));
-    case DataType::kFp16: return fp16_bits(value);
-    case DataType::kFp32: break;
+    case DataType::kBf16:
+      return std::isnan(value) ? 0x7FFF : bf16_bits(round_bf16(value));
+    case DataType::kFp16:
+      return fp16_bits(value);
+    case DataType::kFp32:
+      break;
   }
   return std::isnan(value) ? 0x7FFFFFFFu : std::bit_cast<std::uint32_t>(value);
 }
@@ -202,8 +214,9 @@ void ReferenceAllReduce::store_state(int rank, std::int64_t index, const std::ve
   }
 }
 
-ReferenceAllReduce::Rounded ReferenceAllReduce::compensate(int rank, std::int64_t state_index, bool compensated,
-                                                           bool pass_start, bool owner, const std::vector<float>& x) {
+ReferenceAllReduce::Rounded ReferenceAllReduce::compensate(int rank, std::int64_t state_index,
+                                                           bool compensated, bool pass_start, bool owner,
+                                                           const std::vector<float>& x) {
   const Compensation& how = setup_.compensation;
   std::vector<float> fast(x.size(), 0.0f);
   std::vector<float> slow(x.size(), 0.0f);
@@ -246,16 +259,19 @@ void ReferenceAllReduce::put(std::vector<std::uint8_t>& wire, std::int64_t tile_
     const std::int64_t position = element + static_cast<std::int64_t>(i);
     std::uint8_t& byte = wire[static_cast<std::size_t>(tile_offset + position / 2)];
     const int nibble = group.codes[i] + 8;
-    byte = static_cast<std::uint8_t>(position % 2 == 0 ? (byte & 0xF0) | nibble : (byte & 0x0F) | (nibble << 4));
+    byte =
+        static_cast<std::uint8_t>(position % 2 == 0 ? (byte & 0xF0) | nibble : (byte & 0x0F) | (nibble << 4));
   }
-  const auto at = static_cast<std::size_t>(tile_offset + tile_code_bytes(setup_.codec) + element / setup_.codec.group * 2);
+  const auto at = static_cast<std::size_t>(tile_offset + tile_code_bytes(setup_.codec) +
+                                           element / setup_.codec.group * 2);
   wire[at] = static_cast<std::uint8_t>(group.scale_bits & 0xFF);
   wire[at + 1] = static_cast<std::uint8_t>(group.scale_bits >> 8);
 }
 
 std::vector<float> ReferenceAllReduce::get(const std::vector<std::uint8_t>& wire, std::int64_t tile_offset,
                                            int element) const {
-  const auto at = static_cast<std::size_t>(tile_offset + tile_code_bytes(setup_.codec) + element / setup_.codec.group * 2);
+  const auto at = static_cast<std::size_t>(tile_offset + tile_code_bytes(setup_.codec) +
+                                           element / setup_.codec.group * 2);
   const float scale = bf16_value(static_cast<std::uint16_t>(wire[at] | (wire[at + 1] << 8)));
   std::vector<float> values(static_cast<std::size_t>(setup_.codec.group));
   for (std::size_t i = 0; i < values.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar reference of the compensated two-shot all-reduce: all ranks in one process, one element after the other, written
-// apart from the codec and the kernels so that it can judge them bit for bit. Slow on purpose.
+// Scalar reference of the compensated two-shot all-reduce: all ranks in one process, one element after the
+// other, written apart from the codec and the kernels so that it can judge them bit for bit. Slow on purpose.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ struct ReferenceSetup {
   bool output_error_feedback = false;
 };
 
-/// Estimates of one rank. fp32 keeps `fast`/`slow` as values; fp16 and int8 as entries in units of `unit` (bf16 bits).
+/// Estimates of one rank. fp32 keeps `fast`/`slow` as values; fp16 and int8 as entries in units of `unit`
+/// (bf16 bits).
 struct ReferenceState {
   std::vector<float> fast32, slow32;
   std::vector<std::uint16_t> fast16, slow16;
@@ -36,11 +37,13 @@ class ReferenceAllReduce {
  public:
   explicit ReferenceAllReduce(const ReferenceSetup& setup);
 
-  /// One call, or one chunk of it that starts at element `first` (a multiple of ranks * kTileElements) of the message.
-  /// send[p] are the elements of rank p, all of the same size. Afterwards the accessors below describe this call.
+  /// One call, or one chunk of it that starts at element `first` (a multiple of ranks * kTileElements) of the
+  /// message. send[p] are the elements of rank p, all of the same size. Afterwards the accessors below
+  /// describe this call.
   void call(const std::vector<std::vector<std::uint32_t>>& send, bool pass_start, std::int64_t first = 0);
 
-  /// Bytes that rank p put together for each owner, [ranks][segment_bytes]; tiles that nothing was written to are zero.
+  /// Bytes that rank p put together for each owner, [ranks][segment_bytes]; tiles that nothing was written to
+  /// are zero.
   const std::vector<std::uint8_t>& outbox(int rank) const { return outbox_[rank]; }
   /// Reduced segments, [ranks][segment_bytes], the same on every rank.
   const std::vector<std::uint8_t>& gathered() const { return gathered_; }
@@ -51,7 +54,8 @@ class ReferenceAllReduce {
   /// Groups, counted by their owners over all calls, that became NaN.
   std::uint64_t nonfinite_groups() const { return nonfinite_groups_; }
 
-  /// Value of an element's raw bits, and the raw bits of a value (to nearest even; NaN is 0x7FFF or 0x7FFFFFFF).
+  /// Value of an element's raw bits, and the raw bits of a value (to nearest even; NaN is 0x7FFF or
+  /// 0x7FFFFFFF).
   static float value_of(DataType type, std::uint32_t bits);
   static std::uint32_t bits_of(DataType type, float value);
 
@@ -66,8 +70,10 @@ class ReferenceAllReduce {
   Rounded compensate(int rank, std::int64_t state_index, bool compensated, bool pass_start, bool owner,
                      const std::vector<float>& x);
   void load_state(int rank, std::int64_t index, std::vector<float>& fast, std::vector<float>& slow) const;
-  void store_state(int rank, std::int64_t index, const std::vector<float>& fast, const std::vector<float>& slow);
-  void put(std::vector<std::uint8_t>& wire, std::int64_t tile_offset, int element, const Rounded& group) const;
+  void store_state(int rank, std::int64_t index, const std::vector<float>& fast,
+                   const std::vector<float>& slow);
+  void put(std::vector<std::uint8_t>& wire, std::int64_t tile_offset, int element,
+           const Rounded& group) const;
   std::vector<float> get(const std::vector<std::uint8_t>& wire, std::int64_t tile_offset, int element) const;
 
   ReferenceSetup setup_;

@@ -30,11 +30,13 @@ Memory memory_of(const StagedArgs& args, Phase phase) noexcept {
 }
 
 cudaError_t check_arguments(const StagedArgs& args, Phase phase) noexcept {
-  if (args.ranks < 1 || args.ranks > kMaxRanks || args.rank < 0 || args.rank >= args.ranks || args.count < 0) {
+  if (args.ranks < 1 || args.ranks > kMaxRanks || args.rank < 0 || args.rank >= args.ranks ||
+      args.count < 0) {
     return cudaErrorInvalidValue;
   }
   if (args.codec.bits != 4) return cudaErrorInvalidValue;
-  if (args.codec.group != 32 && args.codec.group != 64 && args.codec.group != 128) return cudaErrorInvalidValue;
+  if (args.codec.group != 32 && args.codec.group != 64 && args.codec.group != 128)
+    return cudaErrorInvalidValue;
   if (args.first < 0 || args.first % (static_cast<std::int64_t>(args.ranks) * kTileElements) != 0) {
     return cudaErrorInvalidValue;
   }
@@ -64,7 +66,8 @@ cudaError_t check_arguments(const StagedArgs& args, Phase phase) noexcept {
   if (memory != Memory::kNone) {
     if (args.state.capacity < 0 || args.state.capacity % kTileElements != 0) return cudaErrorInvalidValue;
     if (memory == Memory::kDual && args.state.slow == nullptr) return cudaErrorInvalidValue;
-    if (args.compensation.state != StateFormat::kFp32 && args.state.unit == nullptr) return cudaErrorInvalidValue;
+    if (args.compensation.state != StateFormat::kFp32 && args.state.unit == nullptr)
+      return cudaErrorInvalidValue;
     if (!aligned16(args.state.fast) || (memory == Memory::kDual && !aligned16(args.state.slow)) ||
         !aligned16(args.state.unit)) {
       return cudaErrorMisalignedAddress;
@@ -81,16 +84,19 @@ Geometry make_geometry(const StagedArgs& args, Phase phase) noexcept {
   geometry.segment_bytes = segment_bytes(args.count, args.ranks, args.codec);
   geometry.tile_bytes = tile_bytes(args.codec);
   geometry.group_shift = std::countr_zero(static_cast<unsigned>(args.codec.group));
-  geometry.vector = (phase == Phase::kDecode || aligned16(args.send)) && (phase == Phase::kQuantise || aligned16(args.recv));
+  geometry.vector = (phase == Phase::kDecode || aligned16(args.send)) &&
+                    (phase == Phase::kQuantise || aligned16(args.recv));
   geometry.coefficients = coefficients(args.compensation);
   return geometry;
 }
 
-cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geometry, cudaStream_t stream) noexcept {
+cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geometry,
+                   cudaStream_t stream) noexcept {
   if (geometry.items == 0) return cudaSuccess;
   void* parameters[] = {const_cast<StagedArgs*>(&args), const_cast<Geometry*>(&geometry)};
   const dim3 grid((geometry.items + kBlockWarps - 1) / kBlockWarps);
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(kBlockThreads), parameters, 0, stream);
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(kBlockThreads), parameters, 0,
+                          stream);
 }
 
 }  // namespace device

@@ -9,20 +9,25 @@ namespace {
 
 /// A lane's eight codes as elements of `D`.
 template <DataType D>
-__device__ __forceinline__ void decode_lane(std::uint32_t codes, std::uint16_t scale, std::uint32_t (&out)[kElementWords<D>]) {
+__device__ __forceinline__ void decode_lane(std::uint32_t codes, std::uint16_t scale,
+                                            std::uint32_t (&out)[kElementWords<D>]) {
   if constexpr (D == DataType::kBf16) {
-    // Two codes at a time: nibbles become 128..143 by sitting in the mantissa of bf16 128. code * scale rounds once, as
-    // the fp32 product (exact) does when it is cast.
+    // Two codes at a time: nibbles become 128..143 by sitting in the mantissa of bf16 128. code * scale
+    // rounds once, as the fp32 product (exact) does when it is cast.
     std::uint32_t pairs[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = ((codes >> (4 * i)) & 0x000F000Fu) | 0x43004300u;  // elements i and i + 4
-    const std::uint32_t ordered[4] = {__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410),
-                                      __byte_perm(pairs[0], pairs[1], 0x7632), __byte_perm(pairs[2], pairs[3], 0x7632)};
+    for (int i = 0; i < 4; ++i)
+      pairs[i] = ((codes >> (4 * i)) & 0x000F000Fu) | 0x43004300u;  // elements i and i + 4
+    const std::uint32_t ordered[4] = {
+        __byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410),
+        __byte_perm(pairs[0], pairs[1], 0x7632), __byte_perm(pairs[2], pairs[3], 0x7632)};
     const std::uint32_t one = 0x3F803F80u;
     const std::uint32_t bias = 0xC308C308u;  // -136
     const std::uint32_t minus_zero = 0x80008000u;
     const std::uint32_t twice = static_cast<std::uint32_t>(scale) * 0x00010001u;
-    const auto as_pair = [](const std::uint32_t& bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); };
+    const auto as_pair = [](const std::uint32_t& bits) {
+      return *reinterpret_cast<const __nv_bfloat162*>(&bits);
+    };
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const __nv_bfloat162 code = __hfma2(as_pair(ordered[i]), as_pair(one), as_pair(bias));
@@ -87,7 +92,9 @@ constexpr Kernel kKernels[] = {decode_kernel<DataType::kBf16>, decode_kernel<Dat
 
 }  // namespace
 
-cudaError_t load_decode_kernels() noexcept { return load(kKernels); }
+cudaError_t load_decode_kernels() noexcept {
+  return load(kKernels);
+}
 
 }  // namespace device
 
@@ -95,7 +102,8 @@ cudaError_t launch_decode(const StagedArgs& args, cudaStream_t stream) noexcept 
   constexpr auto kPhase = device::Phase::kDecode;
   const cudaError_t status = device::check_arguments(args, kPhase);
   if (status != cudaSuccess || args.count == 0) return status;
-  return device::launch(device::kKernels[static_cast<int>(args.dtype)], args, device::make_geometry(args, kPhase), stream);
+  return device::launch(device::kKernels[static_cast<int>(args.dtype)], args,
+                        device::make_geometry(args, kPhase), stream);
 }
 
 }  // namespace echotp

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device building blocks of the staged kernels. A warp works on half a tile: four slices of 256 neighbouring elements, of
-// which a lane holds eight. So every access of a warp is contiguous, a group is 4, 8 or 16 neighbouring lanes, and a
-// lane's codes are one 32-bit word.
+// Device building blocks of the staged kernels. A warp works on half a tile: four slices of 256 neighbouring
+// elements, of which a lane holds eight. So every access of a warp is contiguous, a group is 4, 8 or 16
+// neighbouring lanes, and a lane's codes are one 32-bit word.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,7 +40,9 @@ struct Geometry {
 template <DataType D>
 inline constexpr int kElementWords = D == DataType::kFp32 ? 8 : 4;
 template <StateFormat F>
-inline constexpr int kStateWords = F == StateFormat::kFp32 ? 8 : F == StateFormat::kFp16 ? 4 : 2;
+inline constexpr int kStateWords = F == StateFormat::kFp32   ? 8
+                                   : F == StateFormat::kFp16 ? 4
+                                                             : 2;
 
 __device__ __forceinline__ float max_nan(float a, float b) {
   float result;
@@ -57,7 +59,8 @@ __device__ __forceinline__ std::uint32_t group_max(std::uint32_t value, int lane
   return value;
 }
 
-/// Copies `Words` 32-bit words with the widest accesses; the address is aligned to all of them, up to 16 bytes.
+/// Copies `Words` 32-bit words with the widest accesses; the address is aligned to all of them, up to 16
+/// bytes.
 template <int Words>
 __device__ __forceinline__ void load_words(const void* address, std::uint32_t (&words)[Words]) {
   if constexpr (Words == 2) {
@@ -87,16 +90,17 @@ __device__ __forceinline__ void store_words(void* address, const std::uint32_t (
   }
 }
 
-/// Loads a lane's elements of `Slices` neighbouring slices. `left` elements exist from `base` on; the rest reads as zero.
+/// Loads a lane's elements of `Slices` neighbouring slices. `left` elements exist from `base` on; the rest
+/// reads as zero.
 template <DataType D, int Slices>
 __device__ __forceinline__ void load_elements(const void* base, std::int64_t left, bool vector, int lane,
                                               std::uint32_t (&raw)[Slices][kElementWords<D>]) {
   if (vector && left >= Slices * kSliceElements) {
 #pragma unroll
     for (int s = 0; s < Slices; ++s) {
-      load_words(static_cast<const char*>(base) +
-                     (s * kSliceElements + lane * kLaneElements) * element_bytes(D),
-                 raw[s]);
+      load_words(
+          static_cast<const char*>(base) + (s * kSliceElements + lane * kLaneElements) * element_bytes(D),
+          raw[s]);
     }
     return;
   }
@@ -171,13 +175,15 @@ __device__ __forceinline__ void pack_elements(const float (&x)[8], std::uint32_t
 }
 
 template <StateFormat F>
-__device__ __forceinline__ void unpack_state(const std::uint32_t (&raw)[kStateWords<F>], float unit, float (&v)[8]) {
+__device__ __forceinline__ void unpack_state(const std::uint32_t (&raw)[kStateWords<F>], float unit,
+                                             float (&v)[8]) {
   if constexpr (F == StateFormat::kInt8) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       // byte + 128 as the low mantissa bits of 2^23: an exact conversion without the slow integer one.
       const std::uint32_t biased = raw[i / 4] ^ 0x80808080u;
-      const float q = __fsub_rn(__uint_as_float(__byte_perm(biased, 0x4B000000u, 0x7440u + (i & 3))), 8388736.0f);
+      const float q =
+          __fsub_rn(__uint_as_float(__byte_perm(biased, 0x4B000000u, 0x7440u + (i & 3))), 8388736.0f);
       v[i] = __fmul_rn(q, unit);
     }
   } else if constexpr (F == StateFormat::kFp16) {
@@ -193,15 +199,16 @@ __device__ __forceinline__ void unpack_state(const std::uint32_t (&raw)[kStateWo
 }
 
 template <StateFormat F>
-__device__ __forceinline__ void pack_state(const float (&v)[8], float inverse, std::uint32_t (&raw)[kStateWords<F>]) {
+__device__ __forceinline__ void pack_state(const float (&v)[8], float inverse,
+                                           std::uint32_t (&raw)[kStateWords<F>]) {
   if constexpr (F == StateFormat::kInt8) {
     std::uint32_t q[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = state_to_int8(v[i], inverse);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      raw[i] = __byte_perm(__byte_perm(q[4 * i], q[4 * i + 1], 0x0040), __byte_perm(q[4 * i + 2], q[4 * i + 3], 0x0040),
-                           0x5410);
+      raw[i] = __byte_perm(__byte_perm(q[4 * i], q[4 * i + 1], 0x0040),
+                           __byte_perm(q[4 * i + 2], q[4 * i + 3], 0x0040), 0x5410);
     }
   } else if constexpr (F == StateFormat::kFp16) {
 #pragma unroll
@@ -231,8 +238,8 @@ __device__ __forceinline__ std::int64_t state_bytes(std::int64_t n) {
 
 /// Loads the estimates of `Slices` slices from entry `index` on, or zeros.
 template <Memory M, StateFormat F, int Slices>
-__device__ __forceinline__ void load_state(const StateView& view, std::int64_t index, int group_shift, bool zero, int lane,
-                                           LaneState<M, F, Slices>& state) {
+__device__ __forceinline__ void load_state(const StateView& view, std::int64_t index, int group_shift,
+                                           bool zero, int lane, LaneState<M, F, Slices>& state) {
 #pragma unroll
   for (int s = 0; s < Slices; ++s) {
     const std::int64_t at = index + s * kSliceElements + lane * kLaneElements;
@@ -262,7 +269,8 @@ struct Rounding {
 
 /// Rounds u without touching any state.
 template <bool Decode>
-__device__ __forceinline__ void round_lane(const float (&u)[8], int lanes, Rounding& result, float (&encoded)[8]) {
+__device__ __forceinline__ void round_lane(const float (&u)[8], int lanes, Rounding& result,
+                                           float (&encoded)[8]) {
   std::uint32_t key = extremum_key(u[0]);
 #pragma unroll
   for (int i = 1; i < 8; ++i) key = max(key, extremum_key(u[i]));
@@ -284,10 +292,11 @@ struct StateTarget {
   bool pass_start;
 };
 
-/// Corrects x by the estimates of slice s, rounds, updates and stores the estimates. `out` are the elements that go to the
-/// user (owner only). Returns the new unit of the lane's group.
+/// Corrects x by the estimates of slice s, rounds, updates and stores the estimates. `out` are the elements
+/// that go to the user (owner only). Returns the new unit of the lane's group.
 template <DataType D, Memory M, StateFormat F, int Slices, bool Owner>
-__device__ __forceinline__ std::uint16_t round_compensated(const float (&x)[8], LaneState<M, F, Slices>& state, int s,
+__device__ __forceinline__ std::uint16_t round_compensated(const float (&x)[8],
+                                                           LaneState<M, F, Slices>& state, int s,
                                                            const Coefficients& k, int lanes, int lane,
                                                            const StateTarget& target, Rounding& result,
                                                            std::uint32_t (&out)[kElementWords<D>]) {
@@ -306,7 +315,8 @@ __device__ __forceinline__ std::uint16_t round_compensated(const float (&x)[8], 
   float u[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float c = M == Memory::kDual ? correction(k, fast[i], slow[i], limit) : correction(k, fast[i], limit);
+    const float c =
+        M == Memory::kDual ? correction(k, fast[i], slow[i], limit) : correction(k, fast[i], limit);
     u[i] = __fadd_rn(x[i], c);
   }
   if (top_bits > 0x7E800000u && top_bits < kFloatExponentMask) {  // finite, but x + c may not be
@@ -367,15 +377,16 @@ __device__ __forceinline__ std::uint16_t round_compensated(const float (&x)[8], 
   return result.scale.finite ? unit : state.unit[s];
 }
 
-/// Collects one 16-bit value a group and slice, so that a warp stores those of several slices with one access: the lane
-/// whose place in its group is s keeps the value of slice s.
+/// Collects one 16-bit value a group and slice, so that a warp stores those of several slices with one
+/// access: the lane whose place in its group is s keeps the value of slice s.
 struct GroupValues {
   std::uint16_t kept = 0;
   __device__ __forceinline__ void keep(int s, int place, std::uint16_t value) {
     if (place == s) kept = value;
   }
   /// Stores what was kept over `slices` slices at `base`, the first value of slice 0.
-  __device__ __forceinline__ void store(std::uint16_t* base, int slices, int place, int lane, int lane_shift) const {
+  __device__ __forceinline__ void store(std::uint16_t* base, int slices, int place, int lane,
+                                        int lane_shift) const {
     if (place < slices) base[place * (kWarpThreads >> lane_shift) + (lane >> lane_shift)] = kept;
   }
 };

@@ -15,7 +15,9 @@ namespace echotp::device {
 /// The three phases of a call.
 enum class Phase { kQuantise, kReduce, kDecode };
 
-inline bool aligned16(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
+inline bool aligned16(const void* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0;
+}
 
 /// cudaSuccess, or why these arguments can't be run: cudaErrorInvalidValue (a number or a missing pointer) or
 /// cudaErrorMisalignedAddress (wire buffers and state are 16-byte aligned, send and recv element-aligned).
@@ -24,13 +26,15 @@ cudaError_t check_arguments(const StagedArgs& args, Phase phase) noexcept;
 /// Geometry of a launch; items is 0 when there is nothing to do.
 Geometry make_geometry(const StagedArgs& args, Phase phase) noexcept;
 
-/// How the estimates are kept for this phase: kNone when the mode leaves this role alone or there is no state.
+/// How the estimates are kept for this phase: kNone when the mode leaves this role alone or there is no
+/// state.
 Memory memory_of(const StagedArgs& args, Phase phase) noexcept;
 
 using Kernel = void (*)(StagedArgs, Geometry);
 
 /// Launches over geometry.items. Uses no last-error state of the caller.
-cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geometry, cudaStream_t stream) noexcept;
+cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geometry,
+                   cudaStream_t stream) noexcept;
 
 /// Loads kernels on the current device.
 template <int N>
@@ -43,10 +47,12 @@ cudaError_t load(const Kernel (&kernels)[N]) noexcept {
   return cudaSuccess;
 }
 
-/// Position of a kernel in a table of all variants: by element type, then none, fast x 3 formats, dual x 3 formats.
+/// Position of a kernel in a table of all variants: by element type, then none, fast x 3 formats, dual x 3
+/// formats.
 inline constexpr int kVariants = 7;
 inline int variant_of(DataType dtype, Memory memory, StateFormat format) noexcept {
-  const int state = memory == Memory::kNone ? 0 : 1 + (memory == Memory::kDual ? 3 : 0) + static_cast<int>(format);
+  const int state =
+      memory == Memory::kNone ? 0 : 1 + (memory == Memory::kDual ? 3 : 0) + static_cast<int>(format);
   return static_cast<int>(dtype) * kVariants + state;
 }
 
@@ -57,8 +63,8 @@ cudaError_t load_decode_kernels() noexcept;
 }  // namespace echotp::device
 
 /// The variants of kernel template KERNEL for element type TYPE, in the order of variant_of().
-#define ECHO_TP_VARIANTS(KERNEL, TYPE)                                                                     \
-  KERNEL<TYPE, Memory::kNone, StateFormat::kFp32>, KERNEL<TYPE, Memory::kFast, StateFormat::kFp32>,        \
-      KERNEL<TYPE, Memory::kFast, StateFormat::kFp16>, KERNEL<TYPE, Memory::kFast, StateFormat::kInt8>,    \
-      KERNEL<TYPE, Memory::kDual, StateFormat::kFp32>, KERNEL<TYPE, Memory::kDual, StateFormat::kFp16>,    \
+#define ECHO_TP_VARIANTS(KERNEL, TYPE)                                                                  \
+  KERNEL<TYPE, Memory::kNone, StateFormat::kFp32>, KERNEL<TYPE, Memory::kFast, StateFormat::kFp32>,     \
+      KERNEL<TYPE, Memory::kFast, StateFormat::kFp16>, KERNEL<TYPE, Memory::kFast, StateFormat::kInt8>, \
+      KERNEL<TYPE, Memory::kDual, StateFormat::kFp32>, KERNEL<TYPE, Memory::kDual, StateFormat::kFp16>, \
       KERNEL<TYPE, Memory::kDual, StateFormat::kInt8>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Phase 2: the owner sums its tiles in fp32 in rank order, compensates, rounds once more for everybody, and writes what
-// everybody decodes.
+// Phase 2: the owner sums its tiles in fp32 in rank order, compensates, rounds once more for everybody, and
+// writes what everybody decodes.
 #include "kernels/launch.hpp"
 #include "kernels/staged_plan.hpp"
 
@@ -10,10 +10,12 @@ namespace {
 
 /// Slices that are worked on together. Their sums stay in registers while the peers' codes are added.
 template <DataType D, Memory M, StateFormat F>
-inline constexpr int kBatch = F == StateFormat::kFp32 && M != Memory::kNone ? 1 : D == DataType::kFp32 ? 1 : 2;
+inline constexpr int kBatch = F == StateFormat::kFp32&& M != Memory::kNone ? 1
+                              : D == DataType::kFp32                       ? 1
+                                                                           : 2;
 /// Resident blocks that bound the registers of a thread: 64, or 72 where 64 would spill.
 template <Memory M, StateFormat F>
-inline constexpr int kBlocksPerSm = M == Memory::kDual && F == StateFormat::kFp16 ? 7 : 8;
+inline constexpr int kBlocksPerSm = M == Memory::kDual&& F == StateFormat::kFp16 ? 7 : 8;
 
 /// Codes and scales of a lane, of one peer.
 template <int Slices>
@@ -23,7 +25,8 @@ struct PeerCodes {
 };
 
 template <int Slices>
-__device__ __forceinline__ PeerCodes<Slices> load_peer(const std::uint8_t* wire, int slice, int lane, int lane_shift) {
+__device__ __forceinline__ PeerCodes<Slices> load_peer(const std::uint8_t* wire, int slice, int lane,
+                                                       int lane_shift) {
   PeerCodes<Slices> peer;
   const auto* codes = reinterpret_cast<const std::uint32_t*>(wire);
   const auto* scales = reinterpret_cast<const std::uint16_t*>(wire + kTileElements / 2);
@@ -35,11 +38,13 @@ __device__ __forceinline__ PeerCodes<Slices> load_peer(const std::uint8_t* wire,
   return peer;
 }
 
-/// sum += code * scale for a lane's eight codes; the product is exact, so the fused operation rounds as the addition does.
+/// sum += code * scale for a lane's eight codes; the product is exact, so the fused operation rounds as the
+/// addition does.
 __device__ __forceinline__ void accumulate(std::uint32_t codes, float scale, float (&sum)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    // The nibble stays where it is, inside the mantissa of 2^23: that gives code * 16^n, which the scale makes good.
+    // The nibble stays where it is, inside the mantissa of 2^23: that gives code * 16^n, which the scale
+    // makes good.
     const int n = i % 4;
     const std::uint32_t word = i < 4 ? codes : codes >> 16;
     const float magic = __uint_as_float((word & (0xFu << (4 * n))) | 0x4B000000u);
@@ -67,7 +72,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
   const std::int64_t wire_offset = static_cast<std::int64_t>(row) * geometry.tile_bytes;
   std::uint8_t* wire = args.gathered + args.rank * geometry.segment_bytes + wire_offset;
   auto* codes = reinterpret_cast<std::uint32_t*>(wire) + begin_slice * kWarpThreads;
-  auto* scales = reinterpret_cast<std::uint16_t*>(wire + kTileElements / 2) + (begin_slice * kWarpThreads >> lane_shift);
+  auto* scales =
+      reinterpret_cast<std::uint16_t*>(wire + kTileElements / 2) + (begin_slice * kWarpThreads >> lane_shift);
   const std::uint8_t* inbox = args.inbox + wire_offset;
   const char* send = static_cast<const char*>(args.send) + first * element_bytes(D);
   char* recv = static_cast<char*>(args.recv) + first * element_bytes(D);
@@ -81,7 +87,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
     LaneState<M, F, kSlices> state;
     load_elements<D, kSlices>(send + offset * element_bytes(D), left - offset, geometry.vector, lane, raw);
     if constexpr (M != Memory::kNone) {
-      load_state(args.state, args.first + first + offset, geometry.group_shift, args.pass_start || !has_state, lane, state);
+      load_state(args.state, args.first + first + offset, geometry.group_shift, args.pass_start || !has_state,
+                 lane, state);
     }
     float sum[kSlices][8];
 #pragma unroll
@@ -93,7 +100,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
     int next = args.rank == 0 ? 1 : 0;
     PeerCodes<kSlices> ahead{};
     if (next < args.ranks) {
-      ahead = load_peer<kSlices>(inbox + next * geometry.segment_bytes, begin_slice + batch, lane, lane_shift);
+      ahead =
+          load_peer<kSlices>(inbox + next * geometry.segment_bytes, begin_slice + batch, lane, lane_shift);
     }
 #pragma unroll 1
     for (int p = 0; p < args.ranks; ++p) {
@@ -110,7 +118,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
       const PeerCodes<kSlices> now = ahead;
       next = p + 1 == args.rank ? p + 2 : p + 1;
       if (next < args.ranks) {
-        ahead = load_peer<kSlices>(inbox + next * geometry.segment_bytes, begin_slice + batch, lane, lane_shift);
+        ahead =
+            load_peer<kSlices>(inbox + next * geometry.segment_bytes, begin_slice + batch, lane, lane_shift);
       }
 #pragma unroll
       for (int s = 0; s < kSlices; ++s) accumulate(now.codes[s], bf16_to_float(now.scale[s]), sum[s]);
@@ -129,24 +138,26 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
         round_lane<true>(sum[s], lanes, rounding, encoded);
         pack_elements<D>(rounding.decoded, out);
       } else {
-        const StateTarget target{args.state, args.first + first + offset + s * kSliceElements, has_state, args.pass_start};
+        const StateTarget target{args.state, args.first + first + offset + s * kSliceElements, has_state,
+                                 args.pass_start};
         unit_values.keep(s, place,
-                         round_compensated<D, M, F, kSlices, true>(sum[s], state, s, geometry.coefficients, lanes, lane,
-                                                                   target, rounding, out));
+                         round_compensated<D, M, F, kSlices, true>(sum[s], state, s, geometry.coefficients,
+                                                                   lanes, lane, target, rounding, out));
       }
       codes[(batch + s) * kWarpThreads + lane] = rounding.codes;
       scale_values.keep(s, place, rounding.scale.bits);
       const std::int64_t slice_left = left - offset - s * kSliceElements;
       if (slice_left > 0) {
-        store_elements<D>(recv + (offset + s * kSliceElements) * element_bytes(D), slice_left, geometry.vector, lane, out);
+        store_elements<D>(recv + (offset + s * kSliceElements) * element_bytes(D), slice_left,
+                          geometry.vector, lane, out);
       }
       if (!rounding.scale.finite && place == 0) ++nonfinite;
     }
     scale_values.store(scales + batch * (kWarpThreads >> lane_shift), kSlices, place, lane, lane_shift);
     if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
       if (has_state) {
-        unit_values.store(args.state.unit + ((args.first + first + offset) >> geometry.group_shift), kSlices, place, lane,
-                          lane_shift);
+        unit_values.store(args.state.unit + ((args.first + first + offset) >> geometry.group_shift), kSlices,
+                          place, lane, lane_shift);
       }
     }
   }
@@ -165,7 +176,9 @@ constexpr Kernel kKernels[] = {ECHO_TP_VARIANTS(reduce_kernel, DataType::kBf16),
 
 }  // namespace
 
-cudaError_t load_reduce_kernels() noexcept { return load(kKernels); }
+cudaError_t load_reduce_kernels() noexcept {
+  return load(kKernels);
+}
 
 }  // namespace device
 
@@ -173,7 +186,8 @@ cudaError_t launch_reduce(const StagedArgs& args, cudaStream_t stream) noexcept 
   constexpr auto kPhase = device::Phase::kReduce;
   const cudaError_t status = device::check_arguments(args, kPhase);
   if (status != cudaSuccess || args.count == 0) return status;
-  const int variant = device::variant_of(args.dtype, device::memory_of(args, kPhase), args.compensation.state);
+  const int variant =
+      device::variant_of(args.dtype, device::memory_of(args, kPhase), args.compensation.state);
   return device::launch(device::kKernels[variant], args, device::make_geometry(args, kPhase), stream);
 }
 

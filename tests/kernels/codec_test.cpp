@@ -40,7 +40,8 @@ Encoded round_trip(const std::vector<float>& u) {
 }  // namespace
 
 TEST_CASE("nibble layout and scales of a hand-made group") {
-  // -8..7 twice: the extremum is -8, the scale 1, the codes are the values, stored + 8, the lower index in the low nibble.
+  // -8..7 twice: the extremum is -8, the scale 1, the codes are the values, stored + 8, the lower index in
+  // the low nibble.
   std::vector<float> u;
   for (int i = 0; i < 32; ++i) u.push_back(static_cast<float>(i % 16 - 8));
   const Encoded got = round_trip(u);
@@ -52,8 +53,8 @@ TEST_CASE("nibble layout and scales of a hand-made group") {
 }
 
 TEST_CASE("a positive extremum gets a negative scale") {
-  // Scale 4/-8 = -0.5 (0xBF00): 4 -> -8 -> nibble 0; 1 -> -2 -> 6; -3.5 -> 7 -> 15; -3.6 -> 7.2 -> 15; 0.25 -> -0.5, a tie -> 0 -> 8;
-  // 0.75 -> -1.5, a tie -> -2 -> 6.
+  // Scale 4/-8 = -0.5 (0xBF00): 4 -> -8 -> nibble 0; 1 -> -2 -> 6; -3.5 -> 7 -> 15; -3.6 -> 7.2 -> 15; 0.25
+  // -> -0.5, a tie -> 0 -> 8; 0.75 -> -1.5, a tie -> -2 -> 6.
   std::vector<float> u(32, 0.0f);
   u[0] = 4.0f;
   u[1] = 1.0f;
@@ -98,7 +99,8 @@ TEST_CASE("zero and tiny groups travel as exact zero") {
     CHECK(got.finite);
     CHECK(got.scale == 0);
     CHECK(std::all_of(got.codes.begin(), got.codes.end(), [](int byte) { return byte == 0x88; }));
-    CHECK(std::all_of(got.decoded.begin(), got.decoded.end(), [](float x) { return x == 0.0f && !std::signbit(x); }));
+    CHECK(std::all_of(got.decoded.begin(), got.decoded.end(),
+                      [](float x) { return x == 0.0f && !std::signbit(x); }));
   }
   CHECK(round_trip(std::vector<float>(32, 8.1e-30f)).scale != 0);
 }
@@ -126,21 +128,25 @@ TEST_CASE("the largest values stay finite") {
     CHECK(got.finite);
     for (float x : got.decoded) CHECK(std::isfinite(x));
     CHECK(std::fabs(got.decoded[5] / value - 1) < 0.13);
-    CHECK(std::fabs(std::min(got.decoded[5], got.decoded[6]) + std::fabs(value)) <= std::fabs(value) * 0x1p-7f);
+    CHECK(std::fabs(std::min(got.decoded[5], got.decoded[6]) + std::fabs(value)) <=
+          std::fabs(value) * 0x1p-7f);
   }
 }
 
-TEST_CASE("round trip: error at most half a step, a step at the short end, on ordinary and adversarial groups") {
+TEST_CASE(
+    "round trip: error at most half a step, a step at the short end, on ordinary and adversarial groups") {
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal;
   for (int round = 0; round < 3000; ++round) {
     const int group = 32 << (round % 3);
     std::vector<float> u(group);
     for (float& x : u) x = normal(random);
-    if (round % 5 == 1) u[random() % group] *= 1000;                                 // one outlier
-    if (round % 5 == 2) std::fill(u.begin(), u.end(), u[0]);                         // constant
-    if (round % 5 == 3) for (float& x : u) x = std::ldexp(x, static_cast<int>(random() % 60) - 30);
-    if (round % 5 == 4) for (float& x : u) x *= 1e-25f;
+    if (round % 5 == 1) u[random() % group] *= 1000;          // one outlier
+    if (round % 5 == 2) std::fill(u.begin(), u.end(), u[0]);  // constant
+    if (round % 5 == 3)
+      for (float& x : u) x = std::ldexp(x, static_cast<int>(random() % 60) - 30);
+    if (round % 5 == 4)
+      for (float& x : u) x *= 1e-25f;
     const Encoded got = round_trip(u);
     const double scale = bf16_to_float(got.scale);
     const double step = std::fabs(scale);
@@ -180,7 +186,8 @@ TEST_CASE("gradients: relative quality does not depend on the size of the number
     double signal = 0;
     double noise = 0;
     for (std::size_t start = 0; start < base.size(); start += 32) {
-      std::vector<float> u(base.begin() + static_cast<long>(start), base.begin() + static_cast<long>(start) + 32);
+      std::vector<float> u(base.begin() + static_cast<long>(start),
+                           base.begin() + static_cast<long>(start) + 32);
       for (float& x : u) x *= factors[f];
       const Encoded got = round_trip(u);
       for (int i = 0; i < 32; ++i) {
@@ -217,7 +224,8 @@ TEST_CASE("16-bit conversions agree with arithmetic on doubles") {
     if (std::isfinite(x) && std::fabs(x) <= 0x1p126f) {
       const float up = bf16_to_float(float_to_bf16_up(std::fabs(x)));
       REQUIRE(up >= std::fabs(x));
-      REQUIRE((up == 0 || bf16_to_float(static_cast<std::uint16_t>(float_to_bf16_up(std::fabs(x)) - 1)) < std::fabs(x)));
+      REQUIRE((up == 0 ||
+               bf16_to_float(static_cast<std::uint16_t>(float_to_bf16_up(std::fabs(x)) - 1)) < std::fabs(x)));
     }
   };
   for (int i = 0; i < 400000; ++i) check(bits_float(static_cast<std::uint32_t>(random())));
@@ -230,5 +238,6 @@ TEST_CASE("16-bit conversions agree with arithmetic on doubles") {
     const float high = fp16_to_float(static_cast<std::uint16_t>(bits + 1));
     if (std::isfinite(low) && std::isfinite(high)) check((low + high) / 2);
   }
-  for (float x : {65519.996f, 65520.0f, -65520.0f, kFloatMax, kInf, -kInf, 0x1p-149f, 0x1p-25f, -0x1p-25f}) check(x);
+  for (float x : {65519.996f, 65520.0f, -65520.0f, kFloatMax, kInf, -kInf, 0x1p-149f, 0x1p-25f, -0x1p-25f})
+    check(x);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole collective on the reference: replicas, bounds, quality, resets, shapes, chunks, stale state, poison.
+// The whole collective on the reference: replicas, bounds, quality, resets, shapes, chunks, stale state,
+// poison.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -27,11 +28,14 @@ Compensation error_feedback(StateFormat format = StateFormat::kFp32) {
   return {CompensationMode::kBoth, 1.0f, 0.0f, 0.0f, 0.9f, format};
 }
 
-float scale_at(const std::vector<std::uint8_t>& wire, const Codec& codec, int ranks, std::int64_t count, std::int64_t i) {
+float scale_at(const std::vector<std::uint8_t>& wire, const Codec& codec, int ranks, std::int64_t count,
+               std::int64_t i) {
   const std::int64_t tile = i / kTileElements;
-  const std::int64_t at = tile % ranks * segment_bytes(count, ranks, codec) + tile / ranks * tile_bytes(codec) +
-                          tile_code_bytes(codec) + i % kTileElements / codec.group * 2;
-  return ReferenceAllReduce::value_of(DataType::kBf16, static_cast<std::uint32_t>(wire[at] | (wire[at + 1] << 8)));
+  const std::int64_t at = tile % ranks * segment_bytes(count, ranks, codec) +
+                          tile / ranks * tile_bytes(codec) + tile_code_bytes(codec) +
+                          i % kTileElements / codec.group * 2;
+  return ReferenceAllReduce::value_of(DataType::kBf16,
+                                      static_cast<std::uint32_t>(wire[at] | (wire[at + 1] << 8)));
 }
 
 }  // namespace
@@ -50,7 +54,8 @@ TEST_CASE("tile geometry, worked out by hand") {
 TEST_CASE("all ranks hold the same bits, in every mode, for every number of ranks") {
   std::mt19937_64 random(1);
   for (int ranks = 1; ranks <= 8; ++ranks) {
-    for (CompensationMode mode : {CompensationMode::kNone, CompensationMode::kOwner, CompensationMode::kBoth}) {
+    for (CompensationMode mode :
+         {CompensationMode::kNone, CompensationMode::kOwner, CompensationMode::kBoth}) {
       const std::int64_t count = 5000;
       ReferenceSetup setup = make_setup(ranks, count);
       setup.compensation.mode = mode;
@@ -64,7 +69,8 @@ TEST_CASE("all ranks hold the same bits, in every mode, for every number of rank
 }
 
 TEST_CASE("a golden call of two ranks") {
-  // Rank 1 sends tile 0 as 8 * (1 + the index mod 8 / 8): the extremum 15 gives scale -1.875. The owner adds its own -1.
+  // Rank 1 sends tile 0 as 8 * (1 + the index mod 8 / 8): the extremum 15 gives scale -1.875. The owner adds
+  // its own -1.
   ReferenceSetup setup = make_setup(2, 32);
   setup.compensation.mode = CompensationMode::kNone;
   ReferenceAllReduce all(setup);
@@ -77,7 +83,8 @@ TEST_CASE("a golden call of two ranks") {
   const std::vector<std::uint8_t>& box = all.outbox(1);
   CHECK(box[1024] == 0xF0);  // -1.875 is 0xBFF0
   CHECK(box[1025] == 0xBF);
-  // 8/-1.875 = -4.27 -> -4, 9: -4.8 -> -5, 10: -5.33 -> -5, 11: -5.87 -> -6, 12: -6.4 -> -6, 13: -6.93 -> -7, 14: -7.47 -> -7, 15: -8.
+  // 8/-1.875 = -4.27 -> -4, 9: -4.8 -> -5, 10: -5.33 -> -5, 11: -5.87 -> -6, 12: -6.4 -> -6, 13: -6.93 -> -7,
+  // 14: -7.47 -> -7, 15: -8.
   CHECK(box[0] == 0x34);
   CHECK(box[1] == 0x23);
   CHECK(box[2] == 0x12);
@@ -111,7 +118,8 @@ TEST_CASE("single call: error within the steps, quality of a Gaussian sum") {
     for (std::int64_t i = 0; i < count; ++i) {
       double steps = std::fabs(scale_at(all.gathered(), setup.codec, ranks, count, i));
       for (int p = 0; p < ranks; ++p) {
-        if (p != i / kTileElements % ranks) steps += std::fabs(scale_at(all.outbox(p), setup.codec, ranks, count, i));
+        if (p != i / kTileElements % ranks)
+          steps += std::fabs(scale_at(all.outbox(p), setup.codec, ranks, count, i));
       }
       REQUIRE(std::fabs(got[i] - exact[i]) <= 1.04 * steps);
       beyond_half += std::fabs(got[i] - exact[i]) > 0.5 * steps;
@@ -121,7 +129,8 @@ TEST_CASE("single call: error within the steps, quality of a Gaussian sum") {
 }
 
 TEST_CASE("the owner's own partial is not rounded: one rounding less than ranks") {
-  // Two ranks, rank 1 sends zeros: in tile 0 only the owner's rounding is left, in tile 1 both partials are rounded.
+  // Two ranks, rank 1 sends zeros: in tile 0 only the owner's rounding is left, in tile 1 both partials are
+  // rounded.
   std::mt19937_64 random(3);
   const std::int64_t count = 2 * 2048;
   ReferenceSetup setup = make_setup(2, count);
@@ -133,7 +142,8 @@ TEST_CASE("the owner's own partial is not rounded: one rounding less than ranks"
   const std::vector<double> exact = exact_sum(setup.dtype, send);
   const std::vector<double> got = values(setup.dtype, all.output(0));
   for (int i = 0; i < 2048; ++i) {
-    REQUIRE(std::fabs(got[i] - exact[i]) <= 1.04 * std::fabs(scale_at(all.gathered(), setup.codec, 2, count, i)));
+    REQUIRE(std::fabs(got[i] - exact[i]) <=
+            1.04 * std::fabs(scale_at(all.gathered(), setup.codec, 2, count, i)));
   }
   CHECK(sqnr_db({exact.begin(), exact.begin() + 2048}, {got.begin(), got.begin() + 2048}) > 20.5);
 }
@@ -279,7 +289,9 @@ TEST_CASE("stale state: bounded by the group's own size, gone within two calls")
         for (int p = 0; p < ranks; ++p) {
           double largest = 0;
           for (std::int64_t i = g; i < g + 32; ++i) {
-            largest = std::max(largest, std::fabs(static_cast<double>(ReferenceAllReduce::value_of(setup.dtype, send[p][i]))));
+            largest = std::max(
+                largest,
+                std::fabs(static_cast<double>(ReferenceAllReduce::value_of(setup.dtype, send[p][i]))));
           }
           if (p != owner) steps += largest / 8;
           largest_sum += p == owner ? largest : 2 * largest;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compensator's element functions, put together for one group as the kernels do, against the scalar reference.
+// The compensator's element functions, put together for one group as the kernels do, against the scalar
+// reference.
 #include "kernels/compensator.hpp"
 
 #include <doctest/doctest.h>
@@ -34,8 +35,8 @@ struct Outcome {
 };
 
 /// One compensated rounding of one group, written with the functions under test.
-Outcome model(const Compensation& how, DataType dtype, bool owner, bool pass_start, const std::vector<float>& x,
-              StoredGroup& state) {
+Outcome model(const Compensation& how, DataType dtype, bool owner, bool pass_start,
+              const std::vector<float>& x, StoredGroup& state) {
   const int group = static_cast<int>(x.size());
   const Coefficients k = coefficients(how);
   std::vector<float> fast(group), slow(group), u(group);
@@ -57,7 +58,8 @@ Outcome model(const Compensation& how, DataType dtype, bool owner, bool pass_sta
   }
   for (int i = 0; i < group; ++i) {
     const float limit = bits_float(top);
-    u[i] = corrected(x[i], how.b != 0 ? correction(k, fast[i], slow[i], limit) : correction(k, fast[i], limit));
+    u[i] =
+        corrected(x[i], how.b != 0 ? correction(k, fast[i], slow[i], limit) : correction(k, fast[i], limit));
   }
   Outcome result;
   result.codes.resize(group / 2);
@@ -101,24 +103,46 @@ std::vector<float> make_group(std::mt19937_64& random, int group, int kind) {
   std::vector<float> x(group);
   for (float& value : x) value = normal(random);
   switch (kind) {
-    case 1: x[random() % group] = 3000; break;
-    case 2: x.assign(group, 0); break;
-    case 3: for (float& value : x) value *= 1e-31f; break;
-    case 4: for (float& value : x) value *= 1e38f; break;
-    case 5: x[random() % group] = std::numeric_limits<float>::quiet_NaN(); break;
-    case 6: x[random() % group] = -std::numeric_limits<float>::infinity(); break;
-    case 7: x[0] = kFloatMax, x[1] = -kFloatMax; break;
-    case 8: for (float& value : x) value *= 60000; break;
-    case 9: for (float& value : x) value *= 1e-39f; break;
-    case 10: x.assign(group, -1.5f); break;
-    default: break;
+    case 1:
+      x[random() % group] = 3000;
+      break;
+    case 2:
+      x.assign(group, 0);
+      break;
+    case 3:
+      for (float& value : x) value *= 1e-31f;
+      break;
+    case 4:
+      for (float& value : x) value *= 1e38f;
+      break;
+    case 5:
+      x[random() % group] = std::numeric_limits<float>::quiet_NaN();
+      break;
+    case 6:
+      x[random() % group] = -std::numeric_limits<float>::infinity();
+      break;
+    case 7:
+      x[0] = kFloatMax, x[1] = -kFloatMax;
+      break;
+    case 8:
+      for (float& value : x) value *= 60000;
+      break;
+    case 9:
+      for (float& value : x) value *= 1e-39f;
+      break;
+    case 10:
+      x.assign(group, -1.5f);
+      break;
+    default:
+      break;
   }
   return x;
 }
 
 }  // namespace
 
-TEST_CASE("owner and sender roundings equal the reference bit for bit, over many calls of all kinds of groups") {
+TEST_CASE(
+    "owner and sender roundings equal the reference bit for bit, over many calls of all kinds of groups") {
   std::mt19937_64 random(11);
   for (DataType dtype : {DataType::kBf16, DataType::kFp16, DataType::kFp32}) {
     for (StateFormat format : {StateFormat::kFp32, StateFormat::kFp16, StateFormat::kInt8}) {
@@ -148,7 +172,8 @@ TEST_CASE("owner and sender roundings equal the reference bit for bit, over many
             std::vector<std::uint32_t> elements;
             std::vector<std::vector<float>> x(groups);
             for (int g = 0; g < groups; ++g) {
-              x[g] = make_group(random, group, call % 4 == 3 ? static_cast<int>(random() % 11) : g % 11 * (g > 6));
+              x[g] = make_group(random, group,
+                                call % 4 == 3 ? static_cast<int>(random() % 11) : g % 11 * (g > 6));
               for (float& value : x[g]) {
                 elements.push_back(ReferenceAllReduce::bits_of(dtype, value));
                 value = ReferenceAllReduce::value_of(dtype, elements.back());
@@ -205,7 +230,8 @@ TEST_CASE("hand-made updates") {
   CHECK(follow(0.0f, 1.0f, 9.0f, 0.5f) == 0.5f);
   CHECK(follow(0.75f, 0.25f, 1.0f, 2.0f) == 1.25f);
   CHECK(follow(0.5f, 0.5f, 2.0f, std::numeric_limits<float>::infinity()) == 1.0f);
-  const Coefficients k = coefficients({CompensationMode::kBoth, 0.75f, 0.25f, 0.25f, 0.9f, StateFormat::kInt8});
+  const Coefficients k =
+      coefficients({CompensationMode::kBoth, 0.75f, 0.25f, 0.25f, 0.9f, StateFormat::kInt8});
   CHECK(correction(k, 1.0f, -2.0f, 10.0f) == 0.25f);
 }
 
@@ -226,7 +252,8 @@ TEST_CASE("stored estimates: largest entry fills the range, error at most half a
       REQUIRE(std::abs(static_cast<int>(q)) <= 127);
       REQUIRE(std::fabs(state_from_int8(q, u8) - value) <= 0.5001f * u8);
       const std::uint16_t h = state_to_fp16(value, state_inverse(unit16));
-      REQUIRE(std::fabs(state_from_fp16(h, u16) - value) <= 0x1p-11f * 1.01f * std::fabs(value) + 0x1p-25f * u16);
+      REQUIRE(std::fabs(state_from_fp16(h, u16) - value) <=
+              0x1p-11f * 1.01f * std::fabs(value) + 0x1p-25f * u16);
     }
     REQUIRE(largest / u8 >= 125.9f);
   }
