@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "shim/result.hpp"
+#include "shim/text_file.hpp"
+#include "shim/units.hpp"
 
 namespace echotp {
 
@@ -125,18 +127,6 @@ class JsonDocument {
 
 /// True if the document says `"schema": "echo-tp/<kind>/1"`; else an error.
 bool check_schema(const JsonValue& root, JsonErrors& errors, std::string_view kind);
-
-/// The whole of a file, at most `max_bytes`. Directories and larger files are errors.
-Result<std::string> read_text_file(const std::string& path, std::size_t max_bytes);
-
-/// Writes a file under a temporary name in the same folder, then renames it over `path`.
-Status write_text_file(const std::string& path, std::string_view text);
-
-/// Bytes of "1MiB", "256KiB", "4MB", "512B" or "512"; nothing if it is none of these or beyond 63 bits.
-std::optional<std::int64_t> parse_bytes(std::string_view text);
-
-/// "1 MiB", "256 KiB", "1000 B": exact, in the largest unit that divides it.
-std::string format_bytes(std::int64_t bytes);
 
 /// The candidate with the fewest edits from `word`; empty if none is close.
 std::string nearest_word(std::string_view word, const std::vector<std::string_view>& candidates);

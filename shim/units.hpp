@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes with units, as people write and read them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace echotp {
+
+/// Bytes of "1MiB", "256KiB", "4MB", "512B" or "512"; nothing if it is none of these or beyond 63 bits.
+std::optional<std::int64_t> parse_bytes(std::string_view text);
+
+/// "1 MiB", "256 KiB", "1000 B": exact, in the largest unit that divides it.
+std::string format_bytes(std::int64_t bytes);
+
+}  // namespace echotp
