@@ -34,6 +34,7 @@ struct Collective {
   std::int32_t call = -1;  // index into Trace::calls: one of its ranks, for what is equal on all
   std::int64_t sequence = -1;
   std::int32_t replay = 0;       // ordinal of the graph launch, for captured calls
+  std::int64_t bytes = -1;       // of the message; -1: unknown
   std::string dtype;             // of the call, else of the kernel's name; empty: unknown
   std::int32_t rendezvous = -1;  // index into CollectiveSet::rendezvous; -1: no kernel was seen
   double share = 1;              // of the rendezvous' time, by bytes, when several calls shared the launch
@@ -49,6 +50,7 @@ struct Rendezvous {
   std::int64_t last_arrival_ns = -1;
   std::int64_t transfer_ns = 0;  // shortest duration over the recorded ranks
   std::int64_t credited_ns = 0;  // part of it that counts as transfer; the rest is a disturbance
+  std::int64_t fast_ns = 0;      // transfer of the fast calls (10th percentile) of its class
 };
 
 struct CollectiveSet {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/types.hpp"
+#include "profiles/cost_model.hpp"
 #include "profiles/trace.hpp"
 #include "shim/costs.hpp"
 #include "shim/policy.hpp"
@@ -32,19 +33,6 @@ struct EstimateOptions {
   Compensation compensation;
   int max_class_replays = 12;  // size classes whose own effect is simulated, largest first
 };
-
-/// Three values in rising order; mid is the central one.
-struct Interval3 {
-  double low = 0;
-  double mid = 0;
-  double high = 0;
-};
-
-/// Where a replacement time comes from, best first.
-enum class Evidence : std::uint8_t { kMeasured, kExtrapolated, kModelled };
-
-/// "measured", "extrapolated", "modelled".
-const char* evidence_name(Evidence evidence);
 
 /// Calls of one function, data type and size on communicators of one number of ranks. Times in microseconds,
 /// means over the recorded ranks; "per step" is over the used steps.
@@ -121,7 +109,7 @@ struct EstimateSteps {
 };
 
 struct CriticalShare {
-  std::string what;  // "compute", "transfer", "other collectives", "copies", "host", "launch", "unexplained"
+  std::string what;  // "compute", "transfer", "copies", "host", "launch", "unexplained"
   double share = 0;  // of the critical path after compression
 };
 
