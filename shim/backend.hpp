@@ -71,9 +71,12 @@ class Backend {
   /// after that.
   virtual Status exchange(const SetupRecord& mine, std::span<SetupRecord> all, double timeout_s) noexcept = 0;
 
-  /// Runs one small compressed all-reduce and checks its result; also loads the kernels and connects the
-  /// ranks.
+  /// Runs one small compressed all-reduce and checks its result; this also connects the ranks.
   virtual Status self_test(double timeout_s) noexcept = 0;
+
+  /// Allocates the transport's scratch: at the first call that is to be compressed, because most
+  /// communicators of a job never have one. Not inside a capture. An error becomes a "no" vote.
+  virtual Status reserve() noexcept = 0;
 
   virtual CaptureInfo capture(void* stream) noexcept = 0;
 

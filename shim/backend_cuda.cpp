@@ -12,6 +12,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/launch.hpp"
 #include "shim/backend.hpp"
 #include "shim/compensation_state.hpp"
 #include "shim/context.hpp"
@@ -110,8 +111,17 @@ class CudaBackend final : public Backend {
       error = cudaHostAlloc(reinterpret_cast<void**>(&counters_), sizeof *counters_, cudaHostAllocMapped);
     if (error != cudaSuccess) return cuda_error("set-up", error);
     *counters_ = DeviceCounters{};
-    error = transport_->allocate(mine.chunk_elements);
-    if (error != cudaSuccess) return cuda_error("allocating scratch and loading kernels", error);
+    chunk_elements_ = mine.chunk_elements;
+    error = load_staged_kernels();
+    if (error != cudaSuccess) return cuda_error("loading kernels", error);
+    return Unit{};
+  }
+
+  Status reserve() noexcept override {
+    const ScopedContext scope(context_);
+    const RelaxedCapture relaxed;
+    const cudaError_t error = transport_->allocate(chunk_elements_);
+    if (error != cudaSuccess) return cuda_error("allocating scratch", error);
     return Unit{};
   }
 
@@ -172,13 +182,16 @@ class CudaBackend final : public Backend {
     args.ranks = ranks_;
     args.dtype = DataType::kFp32;
     args.compensation.mode = CompensationMode::kNone;
+    StagedTransport small(nccl_, comm_, rank_, ranks_);
+    if (error == cudaSuccess) error = small.allocate(count);
     Status outcome = Unit{};
     if (error != cudaSuccess) {
       outcome = cuda_error("self-test", error);
-    } else if (const int nccl = transport_->all_reduce(args, set_up_stream_); nccl != kNcclSuccess) {
+    } else if (const int nccl = small.all_reduce(args, set_up_stream_); nccl != kNcclSuccess) {
       outcome = Error{ErrorCode::kSystem, "all-reduce returned " + std::to_string(nccl), ""};
     } else {
       outcome = wait(timeout_s);
+      if (!outcome) small.keep();  // a peer is missing: freeing would wait for it
       if (!outcome) return outcome;
       error = cudaMemcpy(values.data(), device, sizeof(float) * values.size(), cudaMemcpyDeviceToHost);
       if (error != cudaSuccess) outcome = cuda_error("self-test", error);
@@ -325,6 +338,7 @@ class CudaBackend final : public Backend {
   int rank_;
   int ranks_;
   CUcontext context_ = nullptr;
+  std::int64_t chunk_elements_ = 0;
   std::unique_ptr<StagedTransport> transport_;
   std::unique_ptr<std::array<CompensationState, 2>> states_;  // forward, backward
   DeviceCounters* counters_ = nullptr;

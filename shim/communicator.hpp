@@ -4,6 +4,7 @@
 // inside a call.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -22,10 +23,13 @@ struct KnownCommunicator {
   int rank = -1;
   int ranks = 0;
   std::string name;
-  Reason off = Reason::kCompressed;  // agreed at set-up; constant afterwards
+  std::atomic<Reason> off{
+      Reason::kCompressed};           // agreed by vote: at set-up, and once more at the first eligible call
+  std::atomic<bool> reserved{false};  // that second vote took place, and every rank has its scratch
 
   std::mutex mutex;                  // guards what follows; held while a call is enqueued
   std::unique_ptr<Backend> backend;  // null when off
+  SetupRecord mine;                  // this rank's record, for the votes
   PassTracker passes;
   int last_rule = -1;  // rule of the latest compressed call: whose resync list other collectives follow
 

@@ -108,6 +108,7 @@ class Engine {
     int result = kNcclSuccess;
     if (entry->off == Reason::kCompressed) result = set_up(*entry);
     if (entry->off != Reason::kCompressed) entry->receipt.off = reason_name(entry->off);
+    if (entry->off != Reason::kCompressed && result == kNcclSuccess) entry->backend.reset();
     table_.add(entry);
     if (result != kNcclSuccess) table_.remove(comm);
     write_receipt_now();
@@ -198,43 +199,48 @@ class Engine {
   }
 
   int set_up(KnownCommunicator& entry) {
-    const double timeout_s = seconds_from_environment("ECHO_TP_SETUP_TIMEOUT_S", 120.0);
-    SetupRecord mine = local_record(policy_.hash);
+    entry.mine = local_record(policy_.hash);
     entry.backend = make_backend(entry.nccl, entry.comm, entry.rank, entry.ranks);
-    const Status prepared = entry.backend->prepare(mine);
-    mine.ok = policy_ok_ && prepared;
-    if (!policy_ok_)
-      set_text(mine.why_not, policy_error_);
-    else if (!prepared)
-      set_text(mine.why_not, prepared.error().text());
+    Status able = entry.backend->prepare(entry.mine);
+    if (!policy_ok_) able = Error{ErrorCode::kBadInput, policy_error_, ""};
+    int result = vote_round(entry, able);
+    // What works on this machine is known only after it was tried with the peers.
+    if (result == kNcclSuccess && entry.off == Reason::kCompressed)
+      result = vote_round(entry, entry.backend->self_test(timeout_s_));
+    if (result != kNcclSuccess || entry.off != Reason::kCompressed) return result;
+    entry.receipt.transport = "staged";
+    if (talkative_)
+      say(entry.rank, "ready to compress on a communicator of %d ranks (NCCL %d at %s)", entry.ranks,
+          entry.nccl.version, entry.nccl.path);
+    return kNcclSuccess;
+  }
 
+  /// The second half of set-up, at the first eligible call: every rank is in that same call.
+  int reserve(KnownCommunicator& entry) {
+    const int result = vote_round(entry, entry.backend->reserve());
+    entry.reserved = result == kNcclSuccess && entry.off == Reason::kCompressed;
+    return result;
+  }
+
+  /// Every rank says whether it is able; the answer is equal on all. Returns an error only when the ranks
+  /// can't talk.
+  int vote_round(KnownCommunicator& entry, const Status& able) {
+    entry.mine.ok = static_cast<bool>(able);
+    if (!able) set_text(entry.mine.why_not, able.error().text());
     std::vector<SetupRecord> records(static_cast<std::size_t>(entry.ranks));
-    const Status exchanged = entry.backend->exchange(mine, records, timeout_s);
+    const Status exchanged = entry.backend->exchange(entry.mine, records, timeout_s_);
     if (!exchanged) return give_up(entry, exchanged.error());
-    Vote answer = vote(records);
-    if (answer.off == Reason::kCompressed) {
-      // A second round: what works on this machine is known only after it was tried with the peers.
-      const Status tested = entry.backend->self_test(timeout_s);
-      mine.ok = static_cast<bool>(tested);
-      if (!tested) set_text(mine.why_not, "self-test: " + tested.error().text());
-      const Status again = entry.backend->exchange(mine, records, timeout_s);
-      if (!again) return give_up(entry, again.error());
-      answer = vote(records);
-    }
-    if (answer.off != Reason::kCompressed) {
-      entry.off = answer.off;
+    const Vote answer = vote(records);
+    if (answer.off == Reason::kCompressed) return kNcclSuccess;
+    entry.off = answer.off;
+    {
+      const std::lock_guard lock(entry.receipt_mutex);
+      entry.receipt.off = reason_name(answer.off);
       entry.receipt.off_detail = answer.detail;
-      entry.backend.reset();
-      if (entry.rank == 0)
-        say(entry.rank, "compression is off on a communicator of %d ranks: %s", entry.ranks,
-            answer.detail.c_str());
-    } else {
-      entry.receipt.transport = "staged";
-      entry.receipt.scratch_bytes = entry.backend->facts().scratch_bytes;
-      if (talkative_)
-        say(entry.rank, "compressing on a communicator of %d ranks (NCCL %d at %s)", entry.ranks,
-            entry.nccl.version, entry.nccl.path);
     }
+    if (entry.rank == 0)
+      say(entry.rank, "compression is off on a communicator of %d ranks: %s", entry.ranks,
+          answer.detail.c_str());
     return kNcclSuccess;
   }
 
@@ -262,6 +268,8 @@ class Engine {
     if (call.capture.capturing) {
       call.raw.capturing = true;
       decision = decide(policy_, agreed, call.raw);
+      // The scratch can't be allocated in here; an eager call of this communicator has to come first.
+      if (decision.reason == Reason::kCompressed && !known.reserved) decision.reason = Reason::kCapture;
     }
     return decision;
   }
@@ -335,7 +343,15 @@ class Engine {
   int compress(const HeldCall& call, void* stream) {
     KnownCommunicator& known = *call.communicator;
     const std::lock_guard lock(known.mutex);
-    if (!known.backend) return kNcclInternalError;
+    if (!known.reserved && known.off == Reason::kCompressed) {
+      const int result = reserve(known);
+      if (result != kNcclSuccess) return result;
+    }
+    if (known.off != Reason::kCompressed) {  // a rank could not allocate: all forward from here on
+      HeldCall forwarded = call;
+      forwarded.decision.reason = known.off;
+      return forward(known.nccl, forwarded, known.comm);
+    }
     const PolicyRule& rule = policy_.rules[static_cast<std::size_t>(call.decision.rule)];
     const PassPosition position =
         known.passes.place(rule.pass, static_cast<std::uint64_t>(syscall(SYS_gettid)),
@@ -474,6 +490,7 @@ class Engine {
   }
 
   Mode mode_ = Mode::kCompress;
+  double timeout_s_ = seconds_from_environment("ECHO_TP_SETUP_TIMEOUT_S", 120.0);
   bool talkative_ = std::getenv("ECHO_TP_LOG") != nullptr;
   Policy policy_;
   bool policy_ok_ = false;

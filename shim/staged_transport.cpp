@@ -64,7 +64,6 @@ cudaError_t StagedTransport::allocate(std::int64_t chunk_elements) noexcept {
     event(reduced_[slot]);
     event(gathered_[slot]);
   }
-  if (error == cudaSuccess) error = load_staged_kernels();
   return error;
 }
 

@@ -34,7 +34,7 @@ class StagedTransport {
   StagedTransport& operator=(const StagedTransport&) = delete;
   ~StagedTransport();
 
-  /// Allocates the scratch and loads the kernels. `chunk_elements` is rounded up to whole rounds of tiles.
+  /// Allocates the scratch. `chunk_elements` is rounded up to whole rounds of tiles.
   cudaError_t allocate(std::int64_t chunk_elements) noexcept;
 
   /// Enqueues one all-reduce on `stream`. `args` carries everything but the slot's buffers and the chunk's
@@ -44,7 +44,7 @@ class StagedTransport {
   std::int64_t chunk_elements() const noexcept { return chunk_elements_; }
   std::int64_t scratch_bytes() const noexcept { return scratch_bytes_; }
 
-  /// A captured graph refers to the scratch: never free it.
+  /// Never free the scratch: a captured graph refers to it, or a peer never answered.
   void keep() noexcept { kept_ = true; }
 
  private:

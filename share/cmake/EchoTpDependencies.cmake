@@ -69,5 +69,5 @@ if(NOT ECHO_TP_CUDA STREQUAL "OFF")
 endif()
 if(NOT ECHO_TP_HAVE_CUDA)
   message(STATUS "echo-tp: no CUDA toolkit: building the analysis half (estimate, policy, ab's comparison, reports). "
-                 "Left out: kernels, shim, recorder, bench worker, the bundled C++ job.")
+                 "Left out: kernels, engine, recorder, bench worker, the bundled C++ job.")
 endif()

@@ -30,6 +30,8 @@ int next_comm_ranks = 2;
 Status next_exchange = Unit{};
 std::vector<SetupRecord>
     other_ranks;  // what the peers answer; empty: copies of this rank's record with another pid
+Status next_reserve = Unit{};
+int reserved = 0;
 bool stream_captures = false;
 std::vector<CompressedCall> compressed_calls;
 int live_backends = 0;
@@ -73,6 +75,10 @@ class RecordingBackend final : public Backend {
     return Unit{};
   }
   Status self_test(double) noexcept override { return Unit{}; }
+  Status reserve() noexcept override {
+    ++reserved;
+    return next_reserve;
+  }
   CaptureInfo capture(void*) noexcept override { return {stream_captures, stream_captures ? 7ULL : 0ULL}; }
   CallOutcome all_reduce(const CompressedCall& call) noexcept override {
     events.push_back(call_text("echo", call.send, comm_));
@@ -118,6 +124,8 @@ struct Bed {
     compressed_calls.clear();
     other_ranks.clear();
     next_exchange = Unit{};
+    next_reserve = Unit{};
+    reserved = 0;
     next_comm_ranks = 2;
     stream_captures = false;
   }
@@ -334,6 +342,35 @@ TEST_CASE("engine: the receipt counts calls, reasons and bytes") {
   CHECK(found->nccl_wire_bytes == static_cast<std::int64_t>(2 * kLarge * 2));
   CHECK(found->by_bytes.at(static_cast<std::int64_t>(kLarge * 2)).compressed == 2);
   CHECK(found->by_bytes.at(32).compressed == 0);
+}
+
+TEST_CASE("engine: scratch is allocated at the first eligible call and never in a capture") {
+  Bed bed;
+  void* comm = bed.communicator();
+  bed.all_reduce(comm, 1, 16);
+  CHECK(reserved == 0);
+  stream_captures = true;
+  bed.all_reduce(comm, 2);
+  CHECK(reserved == 0);
+  CHECK(events.back() == on("nccl", 2, comm));
+  stream_captures = false;
+  bed.all_reduce(comm, 3);
+  bed.all_reduce(comm, 4);
+  CHECK(reserved == 1);
+  CHECK(events.back() == on("echo", 4, comm));
+  stream_captures = true;
+  bed.all_reduce(comm, 5);
+  CHECK(events.back() == on("echo", 5, comm));
+}
+
+TEST_CASE("engine: a rank without memory for the scratch turns compression off, and the call is still made") {
+  Bed bed;
+  void* comm = bed.communicator();
+  next_reserve = Error{ErrorCode::kSystem, "out of memory", ""};
+  CHECK(bed.all_reduce(comm, 1) == 0);
+  CHECK(bed.all_reduce(comm, 2) == 0);
+  CHECK(events == std::vector<std::string>{on("nccl", 1, comm), on("nccl", 2, comm)});
+  CHECK(reserved == 1);
 }
 
 TEST_CASE("vote: every difference is named with its rank") {
