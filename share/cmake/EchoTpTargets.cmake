@@ -23,6 +23,11 @@ function(echotp_target name)
   if(ECHO_TP_WERROR)
     list(APPEND warnings -Werror)
   endif()
+  # GCC 12 warns of its own inlined std::string operator+ at -O3 (its bug 105651).
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 12
+     AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    list(APPEND warnings -Wno-restrict)
+  endif()
   target_compile_options(${name} PRIVATE
     $<$<COMPILE_LANGUAGE:C,CXX>:${warnings};-fstack-protector-strong>
     $<$<COMPILE_LANGUAGE:CXX>:-std=c++20;-Wconversion;-Wno-sign-conversion>
