@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace echotp {
@@ -105,6 +106,7 @@ struct Process {
   std::vector<std::string> notes;  // what could not be recorded and why
   std::int64_t dropped_records = 0;
   bool complete = false;  // the process ended in order; false: killed or crashed, readable up to there
+  std::vector<std::pair<std::string, std::string>> environment;  // allow-listed variables of the job: NCCL_*, CUDA_*
   std::optional<double> traced_ratio;  // traced step time / untraced step time; unset: not measured
 };
 
