@@ -25,14 +25,21 @@ inline Coefficients coefficients(const Compensation& c) {
   return {c.a, c.bf, 1.0f - c.bf, c.b, c.bs, 1.0f - c.bs};
 }
 
-/// fma(a, fast, b*slow), limited to +-limit: the largest magnitude of the uncompensated group.
-ECHO_TP_HD float correction(const Coefficients& k, float fast, float slow, float limit) {
-  return clamp_symmetric(fma_rn(k.a, fast, mul_rn(k.b, slow)), limit);
+/// The coefficients for entries in units of `unit` (1 for fp32 entries): what multiplies an entry carries the
+/// unit, so that entries need not be scaled one by one.
+ECHO_TP_HD Coefficients scaled(const Coefficients& k, float unit) {
+  return {mul_rn(k.a, unit), mul_rn(k.bf, unit), k.gf, mul_rn(k.b, unit), mul_rn(k.bs, unit), k.gs};
 }
 
-/// a*fast limited to +-limit: the same without a slow estimate (b == 0).
-ECHO_TP_HD float correction(const Coefficients& k, float fast, float limit) {
-  return clamp_symmetric(mul_rn(k.a, fast), limit);
+/// fma(a, fast, b*slow) of two entries, by scaled coefficients. Still to be limited with clamp_symmetric() to
+/// the largest magnitude of the uncompensated group.
+ECHO_TP_HD float correction(const Coefficients& k, float fast, float slow) {
+  return fma_rn(k.a, fast, mul_rn(k.b, slow));
+}
+
+/// a*fast of an entry: the same without a slow estimate (b == 0).
+ECHO_TP_HD float correction(const Coefficients& k, float fast) {
+  return mul_rn(k.a, fast);
 }
 
 /// x + c; a finite x never becomes Inf.
@@ -41,10 +48,20 @@ ECHO_TP_HD float corrected(float x, float c) {
   return is_finite(x) ? clamp_symmetric(sum, kFloatMax) : sum;
 }
 
-/// The estimate after a rounding left `residual`: fma(1-beta, residual, beta*estimate). A residual that is
-/// not finite (the output overflowed its type) counts as none.
-ECHO_TP_HD float follow(float beta, float complement, float estimate, float residual) {
-  return fma_rn(complement, is_finite(residual) ? residual : 0.0f, mul_rn(beta, estimate));
+/// The fast estimate after a rounding left `residual`, from the entry before it and scaled coefficients:
+/// fma(1-bf, residual, bf*entry), or the residual itself if `direct` (the unscaled bf is 0).
+ECHO_TP_HD float follow_fast(const Coefficients& k, bool direct, float entry, float residual) {
+  return direct ? residual : fma_rn(k.gf, residual, mul_rn(k.bf, entry));
+}
+
+/// The slow estimate likewise: fma(1-bs, residual, bs*entry).
+ECHO_TP_HD float follow_slow(const Coefficients& k, float entry, float residual) {
+  return fma_rn(k.gs, residual, mul_rn(k.bs, entry));
+}
+
+/// A residual that is not finite (the output overflowed its type) counts as none.
+ECHO_TP_HD float usable_residual(float residual) {
+  return is_finite(residual) ? residual : 0.0f;
 }
 
 /// The unit (bf16 bits) in which a group stores its estimates, from their largest magnitude: that over 127
@@ -68,14 +85,6 @@ ECHO_TP_HD std::uint32_t state_to_int8(float v, float inverse) {
 /// fp16 entry of v.
 ECHO_TP_HD std::uint16_t state_to_fp16(float v, float inverse) {
   return float_to_fp16(mul_rn(v, inverse));
-}
-
-/// The estimate that an entry stands for; exact.
-ECHO_TP_HD float state_from_int8(std::int8_t q, float unit) {
-  return mul_rn(static_cast<float>(q), unit);
-}
-ECHO_TP_HD float state_from_fp16(std::uint16_t q, float unit) {
-  return mul_rn(fp16_to_float(q), unit);
 }
 
 }  // namespace echotp

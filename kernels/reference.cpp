@@ -148,28 +148,28 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<fl
   return result;
 }
 
-void ReferenceAllReduce::load_state(int rank, std::int64_t index, std::vector<float>& fast,
-                                    std::vector<float>& slow) const {
+float ReferenceAllReduce::load_state(int rank, std::int64_t index, std::vector<float>& fast,
+                                     std::vector<float>& slow) const {
   const ReferenceState& state = state_[rank];
   const bool dual = setup_.compensation.b != 0;
   for (std::size_t i = 0; i < fast.size(); ++i) {
     const auto at = static_cast<std::size_t>(index) + i;
-    const float unit = state.unit.empty() ? 1.0f : bf16_value(state.unit[at / setup_.codec.group]);
     switch (setup_.compensation.state) {
       case StateFormat::kFp32:
         fast[i] = state.fast32[at];
         if (dual) slow[i] = state.slow32[at];
         break;
       case StateFormat::kFp16:
-        fast[i] = fp16_value(state.fast16[at]) * unit;
-        if (dual) slow[i] = fp16_value(state.slow16[at]) * unit;
+        fast[i] = fp16_value(state.fast16[at]);
+        if (dual) slow[i] = fp16_value(state.slow16[at]);
         break;
       case StateFormat::kInt8:
-        fast[i] = static_cast<float>(state.fast8[at]) * unit;
-        if (dual) slow[i] = static_cast<float>(state.slow8[at]) * unit;
+        fast[i] = static_cast<float>(state.fast8[at]);
+        if (dual) slow[i] = static_cast<float>(state.slow8[at]);
         break;
     }
   }
+  return state.unit.empty() ? 1.0f : bf16_value(state.unit[static_cast<std::size_t>(index) / setup_.codec.group]);
 }
 
 void ReferenceAllReduce::store_state(int rank, std::int64_t index, const std::vector<float>& fast,
@@ -221,12 +221,15 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::compensate(int rank, std::int64_
   std::vector<float> fast(x.size(), 0.0f);
   std::vector<float> slow(x.size(), 0.0f);
   std::vector<float> u = x;
+  float unit = 1.0f;
   if (compensated) {
-    if (!pass_start) load_state(rank, state_index, fast, slow);
+    if (!pass_start) unit = load_state(rank, state_index, fast, slow);
     float absmax = 0;
     for (float value : x) absmax = std::max(absmax, std::fabs(value));
     for (std::size_t i = 0; i < x.size(); ++i) {
-      float c = how.b != 0 ? std::fma(how.a, fast[i], how.b * slow[i]) : how.a * fast[i];
+      const float of_fast = how.a * unit;
+      const float of_slow = how.b * unit;
+      float c = how.b != 0 ? std::fma(of_fast, fast[i], of_slow * slow[i]) : of_fast * fast[i];
       if (!(c >= -absmax)) c = -absmax;
       if (c > absmax) c = absmax;
       u[i] = x[i] + c;
@@ -246,8 +249,10 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::compensate(int rank, std::int64_
         owner ? value_of(setup_.dtype, bits_of(setup_.dtype, rounded.decoded[i])) : rounded.decoded[i];
     float residual = setup_.output_error_feedback ? x[i] - decoded : u[i] - decoded;
     if (!std::isfinite(residual)) residual = 0;
-    fast[i] = std::fma(1.0f - how.bf, residual, how.bf * fast[i]);
-    if (how.b != 0) slow[i] = std::fma(1.0f - how.bs, residual, how.bs * slow[i]);
+    const float keep_fast = how.bf * unit;
+    const float keep_slow = how.bs * unit;
+    fast[i] = how.bf == 0 ? residual : std::fma(1.0f - how.bf, residual, keep_fast * fast[i]);
+    if (how.b != 0) slow[i] = std::fma(1.0f - how.bs, residual, keep_slow * slow[i]);
   }
   store_state(rank, state_index, fast, slow);
   return rounded;

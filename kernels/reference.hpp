@@ -69,7 +69,8 @@ class ReferenceAllReduce {
   Rounded round_group(const std::vector<float>& u) const;
   Rounded compensate(int rank, std::int64_t state_index, bool compensated, bool pass_start, bool owner,
                      const std::vector<float>& x);
-  void load_state(int rank, std::int64_t index, std::vector<float>& fast, std::vector<float>& slow) const;
+  /// Entries as stored; returns what one of them is worth.
+  float load_state(int rank, std::int64_t index, std::vector<float>& fast, std::vector<float>& slow) const;
   void store_state(int rank, std::int64_t index, const std::vector<float>& fast,
                    const std::vector<float>& slow);
   void put(std::vector<std::uint8_t>& wire, std::int64_t tile_offset, int element,

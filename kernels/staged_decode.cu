@@ -61,12 +61,13 @@ __global__ void __launch_bounds__(kBlockThreads, 12)
   const int begin_slice = item % kTileItems * kItemSlices;
   const std::int64_t first =
       (static_cast<std::int64_t>(row) * args.ranks + owner) * kTileElements + begin_slice * kSliceElements;
-  const std::int64_t left = args.count - first;
+  const int left = bounded_left(args.count - first);
+  const bool full = geometry.vector && left == kItemSlices * kSliceElements;
   const std::uint8_t* wire =
       args.gathered + owner * geometry.segment_bytes + static_cast<std::int64_t>(row) * geometry.tile_bytes;
   const auto* codes = reinterpret_cast<const std::uint32_t*>(wire);
   const auto* scales = reinterpret_cast<const std::uint16_t*>(wire + kTileElements / 2);
-  char* recv = static_cast<char*>(args.recv) + first * element_bytes(D);
+  char* recv = static_cast<char*>(args.recv) + (first + lane * kLaneElements) * element_bytes(D);
 
   std::uint32_t loaded[kItemSlices];
   std::uint16_t scale[kItemSlices];
@@ -80,10 +81,8 @@ __global__ void __launch_bounds__(kBlockThreads, 12)
   for (int s = 0; s < kItemSlices; ++s) {
     std::uint32_t out[kElementWords<D>];
     decode_lane<D>(loaded[s], scale[s], out);
-    const std::int64_t slice_left = left - s * kSliceElements;
-    if (slice_left > 0) {
-      store_elements<D>(recv + s * kSliceElements * element_bytes(D), slice_left, geometry.vector, lane, out);
-    }
+    store_elements<D>(recv + s * kSliceElements * element_bytes(D), full, left - s * kSliceElements, lane,
+                      out);
   }
 }
 

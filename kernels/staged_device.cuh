@@ -26,6 +26,11 @@ inline constexpr int kTileItems = kTileSlices / kItemSlices;
 /// What is kept between calls, as far as it changes the inner loop.
 enum class Memory { kNone, kFast, kDual };
 
+/// Resident blocks for the kernels with state: as many as leave the registers (64 or 72 a thread) that it
+/// takes not to spill.
+template <Memory M>
+inline constexpr int kCompensatedBlocksPerSm = M == Memory::kDual ? 7 : 8;
+
 /// What the host works out once a launch.
 struct Geometry {
   std::int64_t segment_bytes;  // row pitch of outbox, inbox and gathered
@@ -90,54 +95,58 @@ __device__ __forceinline__ void store_words(void* address, const std::uint32_t (
   }
 }
 
-/// Loads a lane's elements of `Slices` neighbouring slices. `left` elements exist from `base` on; the rest
-/// reads as zero.
+/// Elements of a slice that exist, when `left` do from its first one on: 0 to kSliceElements.
+__device__ __forceinline__ int bounded_left(std::int64_t left) {
+  return static_cast<int>(min(max(left, std::int64_t{0}), std::int64_t{kItemSlices * kSliceElements}));
+}
+
+/// Loads a lane's elements of `Slices` neighbouring slices; `own` points at the lane's first one. `full`: all
+/// of them exist and the address is 16-byte aligned; otherwise `left` exist from the first slice's start on,
+/// and the rest reads as zero.
 template <DataType D, int Slices>
-__device__ __forceinline__ void load_elements(const void* base, std::int64_t left, bool vector, int lane,
+__device__ __forceinline__ void load_elements(const char* own, bool full, int left, int lane,
                                               std::uint32_t (&raw)[Slices][kElementWords<D>]) {
-  if (vector && left >= Slices * kSliceElements) {
+  if (full) {
 #pragma unroll
-    for (int s = 0; s < Slices; ++s) {
-      load_words(
-          static_cast<const char*>(base) + (s * kSliceElements + lane * kLaneElements) * element_bytes(D),
-          raw[s]);
-    }
+    for (int s = 0; s < Slices; ++s) load_words(own + s * kSliceElements * element_bytes(D), raw[s]);
     return;
   }
+  const int own_left = left - lane * kLaneElements;
 #pragma unroll
   for (int s = 0; s < Slices; ++s) {
 #pragma unroll
     for (int i = 0; i < kElementWords<D>; ++i) {
-      const int at = s * kSliceElements + lane * kLaneElements;
+      const int at = s * kSliceElements;
       if constexpr (D == DataType::kFp32) {
-        raw[s][i] = at + i < left ? static_cast<const std::uint32_t*>(base)[at + i] : 0u;
+        raw[s][i] = at + i < own_left ? reinterpret_cast<const std::uint32_t*>(own)[at + i] : 0u;
       } else {
-        const auto* elements = static_cast<const std::uint16_t*>(base) + at;
-        const std::uint32_t low = at + 2 * i < left ? elements[2 * i] : 0u;
-        const std::uint32_t high = at + 2 * i + 1 < left ? elements[2 * i + 1] : 0u;
+        const auto* elements = reinterpret_cast<const std::uint16_t*>(own) + at;
+        const std::uint32_t low = at + 2 * i < own_left ? elements[2 * i] : 0u;
+        const std::uint32_t high = at + 2 * i + 1 < own_left ? elements[2 * i + 1] : 0u;
         raw[s][i] = low | (high << 16);
       }
     }
   }
 }
 
-/// Stores a lane's elements of one slice; only `left` elements exist from `base` on.
+/// Stores a lane's elements of one slice at `own`; unless `full`, only `left` exist from the slice's start
+/// on.
 template <DataType D>
-__device__ __forceinline__ void store_elements(void* base, std::int64_t left, bool vector, int lane,
+__device__ __forceinline__ void store_elements(char* own, bool full, int left, int lane,
                                                const std::uint32_t (&raw)[kElementWords<D>]) {
-  const int at = lane * kLaneElements;
-  if (vector && left >= kSliceElements) {
-    store_words(static_cast<char*>(base) + at * element_bytes(D), raw);
+  if (full) {
+    store_words(own, raw);
     return;
   }
+  const int own_left = left - lane * kLaneElements;
 #pragma unroll
   for (int i = 0; i < kElementWords<D>; ++i) {
     if constexpr (D == DataType::kFp32) {
-      if (at + i < left) static_cast<std::uint32_t*>(base)[at + i] = raw[i];
+      if (i < own_left) reinterpret_cast<std::uint32_t*>(own)[i] = raw[i];
     } else {
-      auto* elements = static_cast<std::uint16_t*>(base) + at;
-      if (at + 2 * i < left) elements[2 * i] = static_cast<std::uint16_t>(raw[i]);
-      if (at + 2 * i + 1 < left) elements[2 * i + 1] = static_cast<std::uint16_t>(raw[i] >> 16);
+      auto* elements = reinterpret_cast<std::uint16_t*>(own);
+      if (2 * i < own_left) elements[2 * i] = static_cast<std::uint16_t>(raw[i]);
+      if (2 * i + 1 < own_left) elements[2 * i + 1] = static_cast<std::uint16_t>(raw[i] >> 16);
     }
   }
 }
@@ -174,23 +183,21 @@ __device__ __forceinline__ void pack_elements(const float (&x)[8], std::uint32_t
   }
 }
 
+/// A lane's eight entries of one estimate, as stored, in fp32.
 template <StateFormat F>
-__device__ __forceinline__ void unpack_state(const std::uint32_t (&raw)[kStateWords<F>], float unit,
-                                             float (&v)[8]) {
+__device__ __forceinline__ void unpack_state(const std::uint32_t (&raw)[kStateWords<F>], float (&v)[8]) {
   if constexpr (F == StateFormat::kInt8) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       // byte + 128 as the low mantissa bits of 2^23: an exact conversion without the slow integer one.
       const std::uint32_t biased = raw[i / 4] ^ 0x80808080u;
-      const float q =
-          __fsub_rn(__uint_as_float(__byte_perm(biased, 0x4B000000u, 0x7440u + (i & 3))), 8388736.0f);
-      v[i] = __fmul_rn(q, unit);
+      v[i] = __fsub_rn(__uint_as_float(__byte_perm(biased, 0x4B000000u, 0x7440u + (i & 3))), 8388736.0f);
     }
   } else if constexpr (F == StateFormat::kFp16) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      v[2 * i] = state_from_fp16(static_cast<std::uint16_t>(raw[i]), unit);
-      v[2 * i + 1] = state_from_fp16(static_cast<std::uint16_t>(raw[i] >> 16), unit);
+      v[2 * i] = fp16_to_float(static_cast<std::uint16_t>(raw[i]));
+      v[2 * i + 1] = fp16_to_float(static_cast<std::uint16_t>(raw[i] >> 16));
     }
   } else {
 #pragma unroll
@@ -227,35 +234,68 @@ template <Memory M, StateFormat F, int Slices>
 struct LaneState {
   std::uint32_t fast[Slices][kStateWords<F>];
   std::uint32_t slow[M == Memory::kDual ? Slices : 1][kStateWords<F>];
-  std::uint16_t unit[Slices];
 };
 
-/// Bytes of `n` state entries.
-template <StateFormat F>
-__device__ __forceinline__ std::int64_t state_bytes(std::int64_t n) {
-  return n * (kStateWords<F> / 2);
-}
+/// One 16-bit value a group and slice for all of an item, so that a warp loads or stores them with one
+/// access: the lane whose place in its group is s holds the value of slice s.
+struct GroupValues {
+  std::uint32_t held = 0;
 
-/// Loads the estimates of `Slices` slices from entry `index` on, or zeros.
+  /// Address of the lane's value, when the item's first value is at `base`; only lanes with place <
+  /// kItemSlices have one.
+  static __device__ __forceinline__ std::uint16_t* address(std::uint16_t* base, int place, int lane,
+                                                           int lane_shift) {
+    return base + (place << (5 - lane_shift)) + (lane >> lane_shift);
+  }
+  __device__ __forceinline__ void keep(int slice, int place, std::uint32_t value) {
+    if (place == slice) held = value;
+  }
+  /// The value of the lane's group in a slice; all lanes take part.
+  __device__ __forceinline__ std::uint16_t of(int slice, int lane, int place) const {
+    return static_cast<std::uint16_t>(__shfl_sync(0xFFFFFFFFu, held, lane - place + slice));
+  }
+};
+
+/// Where a lane's estimates lie, and what may be done with them.
+template <StateFormat F>
+struct StateCursor {
+  static constexpr int kSliceBytes = kSliceElements * kStateWords<F> / 2;
+
+  char* fast;
+  char* slow;
+  bool load;   // false: the estimates read as zero (the pass starts here, or there are none)
+  bool store;  // false: this tile has no state
+  bool reset;  // the pass starts here: a group without a usable residual is set to zero
+  GroupValues units;
+
+  /// From entry `index` on, which is the item's first.
+  __device__ __forceinline__ StateCursor(const StagedArgs& args, std::int64_t index, bool has_state, int lane)
+      : fast(static_cast<char*>(args.state.fast) + (index + lane * kLaneElements) * (kStateWords<F> / 2)),
+        slow(static_cast<char*>(args.state.slow) + (index + lane * kLaneElements) * (kStateWords<F> / 2)),
+        load(has_state && !args.pass_start),
+        store(has_state),
+        reset(args.pass_start) {}
+  __device__ __forceinline__ void advance(int slices) {
+    fast += slices * kSliceBytes;
+    slow += slices * kSliceBytes;
+  }
+};
+
+/// Loads the estimates of `Slices` slices, or zeros.
 template <Memory M, StateFormat F, int Slices>
-__device__ __forceinline__ void load_state(const StateView& view, std::int64_t index, int group_shift,
-                                           bool zero, int lane, LaneState<M, F, Slices>& state) {
+__device__ __forceinline__ void load_state(const StateCursor<F>& cursor, LaneState<M, F, Slices>& state) {
 #pragma unroll
   for (int s = 0; s < Slices; ++s) {
-    const std::int64_t at = index + s * kSliceElements + lane * kLaneElements;
-    if (zero) {
+    if (cursor.load) {
+      load_words(cursor.fast + s * StateCursor<F>::kSliceBytes, state.fast[s]);
+      if constexpr (M == Memory::kDual)
+        load_words(cursor.slow + s * StateCursor<F>::kSliceBytes, state.slow[s]);
+    } else {
 #pragma unroll
       for (int i = 0; i < kStateWords<F>; ++i) {
         state.fast[s][i] = 0;
         if constexpr (M == Memory::kDual) state.slow[s][i] = 0;
       }
-      state.unit[s] = 0;
-    } else {
-      load_words(static_cast<const char*>(view.fast) + state_bytes<F>(at), state.fast[s]);
-      if constexpr (M == Memory::kDual) {
-        load_words(static_cast<const char*>(view.slow) + state_bytes<F>(at), state.slow[s]);
-      }
-      if constexpr (F != StateFormat::kFp32) state.unit[s] = view.unit[at >> group_shift];
     }
   }
 }
@@ -267,14 +307,19 @@ struct Rounding {
   float decoded[8];  // fp32 decode; only where asked for
 };
 
-/// Rounds u without touching any state.
-template <bool Decode>
-__device__ __forceinline__ void round_lane(const float (&u)[8], int lanes, Rounding& result,
-                                           float (&encoded)[8]) {
+/// The extremum key of the lane's group.
+__device__ __forceinline__ std::uint32_t group_key(const float (&u)[8], int lanes) {
   std::uint32_t key = extremum_key(u[0]);
 #pragma unroll
   for (int i = 1; i < 8; ++i) key = max(key, extremum_key(u[i]));
-  result.scale = group_scale(group_max(key, lanes));
+  return group_max(key, lanes);
+}
+
+/// Rounds u, whose group has this key.
+template <bool Decode>
+__device__ __forceinline__ void round_lane(const float (&u)[8], std::uint32_t key, Rounding& result,
+                                           float (&encoded)[8]) {
+  result.scale = group_scale(key);
 #pragma unroll
   for (int i = 0; i < 8; ++i) encoded[i] = encode(u[i], result.scale.inverse);
   result.codes = pack_nibbles(encoded, result.scale.finite);
@@ -284,48 +329,58 @@ __device__ __forceinline__ void round_lane(const float (&u)[8], int lanes, Round
   }
 }
 
-/// What a compensated rounding needs to know besides the values.
-struct StateTarget {
-  StateView view;
-  std::int64_t index;  // entry of the slice's first element
-  bool store;          // false: this tile has no state
-  bool pass_start;
-};
-
-/// Corrects x by the estimates of slice s, rounds, updates and stores the estimates. `out` are the elements
-/// that go to the user (owner only). Returns the new unit of the lane's group.
+/// Corrects x by the estimates of slice s of the batch that begins at slice `batch` of the item, rounds,
+/// updates and stores the estimates. `out` are the elements that go to the user (owner only).
 template <DataType D, Memory M, StateFormat F, int Slices, bool Owner>
-__device__ __forceinline__ std::uint16_t round_compensated(const float (&x)[8],
-                                                           LaneState<M, F, Slices>& state, int s,
-                                                           const Coefficients& k, int lanes, int lane,
-                                                           const StateTarget& target, Rounding& result,
-                                                           std::uint32_t (&out)[kElementWords<D>]) {
+__device__ __forceinline__ void round_compensated(const float (&x)[8], const LaneState<M, F, Slices>& state,
+                                                  int batch, int s, const Coefficients& k, int lanes,
+                                                  int lane, int place, StateCursor<F>& cursor,
+                                                  Rounding& result, std::uint32_t (&out)[kElementWords<D>]) {
   float fast[8];
   float slow[8];
-  const float old_unit = bf16_to_float(state.unit[s]);
-  unpack_state<F>(state.fast[s], old_unit, fast);
-  if constexpr (M == Memory::kDual) unpack_state<F>(state.slow[s], old_unit, slow);
-
-  float top = fabsf(x[0]);
-#pragma unroll
-  for (int i = 1; i < 8; ++i) top = max_nan(top, fabsf(x[i]));
-  const std::uint32_t top_bits = group_max(__float_as_uint(top), lanes);
-  const float limit = __uint_as_float(top_bits);
+  unpack_state<F>(state.fast[s], fast);
+  if constexpr (M == Memory::kDual) unpack_state<F>(state.slow[s], slow);
+  Coefficients scaled_k = k;
+  if constexpr (F != StateFormat::kFp32)
+    scaled_k = scaled(k, bf16_to_float(cursor.units.of(batch + s, lane, place)));
+  const auto correction_of = [&](int i) {
+    if constexpr (M == Memory::kDual) {
+      return correction(scaled_k, fast[i], slow[i]);
+    } else {
+      return correction(scaled_k, fast[i]);
+    }
+  };
 
   float u[8];
+  float bound =
+      F == StateFormat::kInt8 ? __fmul_rn(128.01f, __fadd_rn(fabsf(scaled_k.a), fabsf(scaled_k.b))) : 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float c =
-        M == Memory::kDual ? correction(k, fast[i], slow[i], limit) : correction(k, fast[i], limit);
+    const float c = correction_of(i);
+    if constexpr (F != StateFormat::kInt8) bound = fmaxf(bound, fabsf(c));
     u[i] = __fadd_rn(x[i], c);
   }
-  if (top_bits > 0x7E800000u && top_bits < kFloatExponentMask) {  // finite, but x + c may not be
+  std::uint32_t key = group_key(u, lanes);
+  // Where no correction exceeds half of the corrected extremum, none exceeds the uncompensated one either,
+  // and where that is far from overflow no sum was an Inf: then nothing has to be limited. Otherwise (rare)
+  // it is done as defined.
+  const float extremum = __uint_as_float(key >> 1);
+  const bool plain = __fmul_rn(2.01f, bound) <= extremum && extremum <= 0x1p126f;
+  if (__any_sync(0xFFFFFFFFu, !plain)) {
+    float top = fabsf(x[0]);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) u[i] = clamp_symmetric(u[i], kFloatMax);
+    for (int i = 1; i < 8; ++i) top = max_nan(top, fabsf(x[i]));
+    const float limit = __uint_as_float(group_max(__float_as_uint(top), lanes));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      u[i] = __fadd_rn(x[i], clamp_symmetric(correction_of(i), limit));
+      if (is_finite(limit)) u[i] = clamp_symmetric(u[i], kFloatMax);
+    }
+    key = group_key(u, lanes);
   }
 
   float encoded[8];
-  round_lane<Owner>(u, lanes, result, encoded);
+  round_lane<Owner>(u, key, result, encoded);
   float residual[8];
   if constexpr (Owner) {
     pack_elements<D>(result.decoded, out);
@@ -341,54 +396,42 @@ __device__ __forceinline__ std::uint16_t round_compensated(const float (&x)[8],
     for (int i = 0; i < 8; ++i) residual[i] = __fmaf_rn(-code_of(encoded[i]), result.scale.scale, u[i]);
   }
 
+  if (k.bf == 0.0f) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) fast[i] = follow_fast(scaled_k, true, fast[i], residual[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) fast[i] = follow_fast(scaled_k, false, fast[i], residual[i]);
+  }
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    fast[i] = __fmaf_rn(k.gf, residual[i], __fmul_rn(k.bf, fast[i]));
     if constexpr (F != StateFormat::kFp32) largest = fmaxf(largest, fabsf(fast[i]));
     if constexpr (M == Memory::kDual) {
-      slow[i] = __fmaf_rn(k.gs, residual[i], __fmul_rn(k.bs, slow[i]));
+      slow[i] = follow_slow(scaled_k, slow[i], residual[i]);
       if constexpr (F != StateFormat::kFp32) largest = fmaxf(largest, fabsf(slow[i]));
     }
   }
-  std::uint16_t unit = 0;
   float inverse = 0.0f;
   if constexpr (F != StateFormat::kFp32) {
-    unit = state_unit(F, __uint_as_float(group_max(__float_as_uint(largest), lanes)));
+    const std::uint16_t unit = state_unit(F, __uint_as_float(group_max(__float_as_uint(largest), lanes)));
     inverse = state_inverse(unit);
+    // A group that could not be rounded keeps its estimates, unless the pass starts here: then they become
+    // zero.
+    if (result.scale.finite || cursor.reset)
+      cursor.units.keep(batch + s, place, result.scale.finite ? unit : 0);
   }
-  if (target.store) {
-    const std::int64_t at = state_bytes<F>(target.index + lane * kLaneElements);
+  const auto store = [&](char* address, const float(&estimates)[8]) {
     std::uint32_t words[kStateWords<F>];
-    if (result.scale.finite) {
-      pack_state<F>(fast, inverse, words);
-      store_words(static_cast<char*>(target.view.fast) + at, words);
-      if constexpr (M == Memory::kDual) {
-        pack_state<F>(slow, inverse, words);
-        store_words(static_cast<char*>(target.view.slow) + at, words);
-      }
-    } else if (target.pass_start) {
+    pack_state<F>(estimates, inverse, words);
 #pragma unroll
-      for (int i = 0; i < kStateWords<F>; ++i) words[i] = 0;
-      store_words(static_cast<char*>(target.view.fast) + at, words);
-      if constexpr (M == Memory::kDual) store_words(static_cast<char*>(target.view.slow) + at, words);
+    for (int i = 0; i < kStateWords<F>; ++i) words[i] = result.scale.finite ? words[i] : 0;
+    if (cursor.store && (result.scale.finite || cursor.reset)) {
+      store_words(address + s * StateCursor<F>::kSliceBytes, words);
     }
-  }
-  return result.scale.finite ? unit : state.unit[s];
+  };
+  store(cursor.fast, fast);
+  if constexpr (M == Memory::kDual) store(cursor.slow, slow);
 }
-
-/// Collects one 16-bit value a group and slice, so that a warp stores those of several slices with one
-/// access: the lane whose place in its group is s keeps the value of slice s.
-struct GroupValues {
-  std::uint16_t kept = 0;
-  __device__ __forceinline__ void keep(int s, int place, std::uint16_t value) {
-    if (place == s) kept = value;
-  }
-  /// Stores what was kept over `slices` slices at `base`, the first value of slice 0.
-  __device__ __forceinline__ void store(std::uint16_t* base, int slices, int place, int lane,
-                                        int lane_shift) const {
-    if (place < slices) base[place * (kWarpThreads >> lane_shift) + (lane >> lane_shift)] = kept;
-  }
-};
 
 }  // namespace echotp::device

@@ -7,21 +7,19 @@ namespace echotp {
 namespace device {
 namespace {
 
-/// Slices whose loads are in flight together: as many as the registers allow.
-template <DataType D, Memory M, StateFormat F>
-inline constexpr int kBatch = M == Memory::kNone ? (D == DataType::kFp32 ? 2 : 4)
-                              : F == StateFormat::kFp32 || D == DataType::kFp32 ? 1
-                                                                                : 2;
-/// Resident blocks that bound the registers of a thread: 48, 64, or 72 where 64 would spill.
-template <Memory M, StateFormat F>
-inline constexpr int kBlocksPerSm = M == Memory::kNone                             ? 10
-                                    : M == Memory::kDual&& F == StateFormat::kFp16 ? 7
-                                                                                   : 8;
+/// Slices whose loads are in flight together. Estimates take registers and bring loads of their own.
+template <DataType D, Memory M>
+inline constexpr int kBatch = M != Memory::kNone     ? 1
+                              : D == DataType::kFp32 ? 2
+                                                     : 4;
+
+template <Memory M>
+inline constexpr int kBlocksPerSm = M == Memory::kNone ? 10 : kCompensatedBlocksPerSm<M>;
 
 template <DataType D, Memory M, StateFormat F>
-__global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
+__global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     quantise_kernel(const __grid_constant__ StagedArgs args, const __grid_constant__ Geometry geometry) {
-  constexpr int kSlices = kBatch<D, M, F>;
+  constexpr int kSlices = kBatch<D, M>;
   const std::uint32_t item = blockIdx.x * kBlockWarps + threadIdx.x / kWarpThreads;
   if (item >= geometry.items) return;
   const int lane = threadIdx.x % kWarpThreads;
@@ -37,26 +35,27 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
   const int begin = item % kTileItems * (kItemSlices * kSliceElements);  // within the tile
   const std::int64_t tile_first = (static_cast<std::int64_t>(row) * args.ranks + owner) * kTileElements;
   const std::int64_t first = tile_first + begin;
-  const std::int64_t left = args.count - first;
+  const int left = bounded_left(args.count - first);
+  const bool full = geometry.vector && left == kItemSlices * kSliceElements;
   std::uint8_t* wire =
       args.outbox + owner * geometry.segment_bytes + static_cast<std::int64_t>(row) * geometry.tile_bytes;
-  auto* codes = reinterpret_cast<std::uint32_t*>(wire + begin / 2);
-  auto* scales = reinterpret_cast<std::uint16_t*>(wire + kTileElements / 2) + (begin >> geometry.group_shift);
-  const char* send = static_cast<const char*>(args.send) + first * element_bytes(D);
+  auto* codes = reinterpret_cast<std::uint32_t*>(wire + begin / 2) + lane;
+  const char* send = static_cast<const char*>(args.send) + (first + lane * kLaneElements) * element_bytes(D);
   const bool has_state = args.first + tile_first + kTileElements <= args.state.capacity;
+  StateCursor<F> cursor(args, args.first + first, has_state, lane);
+  GroupValues scales;
+  std::uint16_t* const unit_address = GroupValues::address(
+      args.state.unit + ((args.first + first) >> geometry.group_shift), place, lane, lane_shift);
+  if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
+    if (cursor.load && place < kItemSlices) cursor.units.held = *unit_address;
+  }
 
 #pragma unroll 1
   for (int batch = 0; batch < kItemSlices; batch += kSlices) {
-    const int offset = batch * kSliceElements;
     std::uint32_t raw[kSlices][kElementWords<D>];
     LaneState<M, F, kSlices> state;
-    load_elements<D, kSlices>(send + offset * element_bytes(D), left - offset, geometry.vector, lane, raw);
-    if constexpr (M != Memory::kNone) {
-      load_state(args.state, args.first + first + offset, geometry.group_shift, args.pass_start || !has_state,
-                 lane, state);
-    }
-    GroupValues scale_values;
-    GroupValues unit_values;
+    load_elements<D, kSlices>(send, full, left - batch * kSliceElements, lane, raw);
+    if constexpr (M != Memory::kNone) load_state(cursor, state);
 #pragma unroll
     for (int s = 0; s < kSlices; ++s) {
       float x[8];
@@ -64,24 +63,24 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
       Rounding rounding;
       if constexpr (M == Memory::kNone) {
         float encoded[8];
-        round_lane<false>(x, lanes, rounding, encoded);
+        round_lane<false>(x, group_key(x, lanes), rounding, encoded);
       } else {
-        const StateTarget target{args.state, args.first + first + offset + s * kSliceElements, has_state,
-                                 args.pass_start};
         std::uint32_t unused[kElementWords<D>];
-        unit_values.keep(s, place,
-                         round_compensated<D, M, F, kSlices, false>(x, state, s, geometry.coefficients, lanes,
-                                                                    lane, target, rounding, unused));
+        round_compensated<D, M, F, kSlices, false>(x, state, batch, s, geometry.coefficients, lanes, lane,
+                                                   place, cursor, rounding, unused);
       }
-      codes[(batch + s) * kWarpThreads + lane] = rounding.codes;
-      scale_values.keep(s, place, rounding.scale.bits);
+      codes[s * kWarpThreads] = rounding.codes;
+      scales.keep(batch + s, place, rounding.scale.bits);
     }
-    scale_values.store(scales + batch * (kWarpThreads >> lane_shift), kSlices, place, lane, lane_shift);
+    codes += kSlices * kWarpThreads;
+    send += kSlices * kSliceElements * element_bytes(D);
+    if constexpr (M != Memory::kNone) cursor.advance(kSlices);
+  }
+  if (place < kItemSlices) {
+    auto* base = reinterpret_cast<std::uint16_t*>(wire + kTileElements / 2) + (begin >> geometry.group_shift);
+    *GroupValues::address(base, place, lane, lane_shift) = static_cast<std::uint16_t>(scales.held);
     if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
-      if (has_state) {
-        unit_values.store(args.state.unit + ((args.first + first + offset) >> geometry.group_shift), kSlices,
-                          place, lane, lane_shift);
-      }
+      if (cursor.store) *unit_address = static_cast<std::uint16_t>(cursor.units.held);
     }
   }
 }

@@ -9,13 +9,10 @@ namespace device {
 namespace {
 
 /// Slices that are worked on together. Their sums stay in registers while the peers' codes are added.
-template <DataType D, Memory M, StateFormat F>
-inline constexpr int kBatch = F == StateFormat::kFp32&& M != Memory::kNone ? 1
-                              : D == DataType::kFp32                       ? 1
-                                                                           : 2;
-/// Resident blocks that bound the registers of a thread: 64, or 72 where 64 would spill.
-template <Memory M, StateFormat F>
-inline constexpr int kBlocksPerSm = M == Memory::kDual&& F == StateFormat::kFp16 ? 7 : 8;
+template <DataType D, Memory M>
+inline constexpr int kBatch = M != Memory::kNone || D == DataType::kFp32 ? 1 : 2;
+template <Memory M>
+inline constexpr int kBlocksPerSm = M == Memory::kNone ? 8 : kCompensatedBlocksPerSm<M>;
 
 /// Codes and scales of a lane, of one peer.
 template <int Slices>
@@ -24,16 +21,18 @@ struct PeerCodes {
   std::uint16_t scale[Slices];
 };
 
+/// `codes` and `scales` point at the lane's own of the first slice.
 template <int Slices>
-__device__ __forceinline__ PeerCodes<Slices> load_peer(const std::uint8_t* wire, int slice, int lane,
-                                                       int lane_shift) {
+__device__ __forceinline__ PeerCodes<Slices> load_peer(const std::uint32_t* codes,
+                                                       const std::uint16_t* scales, std::int64_t row_offset,
+                                                       int scale_step) {
   PeerCodes<Slices> peer;
-  const auto* codes = reinterpret_cast<const std::uint32_t*>(wire);
-  const auto* scales = reinterpret_cast<const std::uint16_t*>(wire + kTileElements / 2);
+  codes = reinterpret_cast<const std::uint32_t*>(reinterpret_cast<const char*>(codes) + row_offset);
+  scales = reinterpret_cast<const std::uint16_t*>(reinterpret_cast<const char*>(scales) + row_offset);
 #pragma unroll
   for (int s = 0; s < Slices; ++s) {
-    peer.codes[s] = __ldcs(codes + (slice + s) * kWarpThreads + lane);
-    peer.scale[s] = __ldg(scales + (((slice + s) * kWarpThreads + lane) >> lane_shift));
+    peer.codes[s] = __ldcs(codes + s * kWarpThreads);
+    peer.scale[s] = __ldg(scales + s * scale_step);
   }
   return peer;
 }
@@ -54,9 +53,9 @@ __device__ __forceinline__ void accumulate(std::uint32_t codes, float scale, flo
 }
 
 template <DataType D, Memory M, StateFormat F>
-__global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
+__global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     reduce_kernel(const __grid_constant__ StagedArgs args, const __grid_constant__ Geometry geometry) {
-  constexpr int kSlices = kBatch<D, M, F>;
+  constexpr int kSlices = kBatch<D, M>;
   const std::uint32_t item = blockIdx.x * kBlockWarps + threadIdx.x / kWarpThreads;
   if (item >= geometry.items) return;
   const int lane = threadIdx.x % kWarpThreads;
@@ -68,40 +67,46 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
   const int begin_slice = item % kTileItems * kItemSlices;
   const std::int64_t tile_first = (static_cast<std::int64_t>(row) * args.ranks + args.rank) * kTileElements;
   const std::int64_t first = tile_first + begin_slice * kSliceElements;
-  const std::int64_t left = args.count - first;
+  const int left = bounded_left(args.count - first);
+  const bool full = geometry.vector && left == kItemSlices * kSliceElements;
   const std::int64_t wire_offset = static_cast<std::int64_t>(row) * geometry.tile_bytes;
+  const int scale_step = kWarpThreads >> lane_shift;
   std::uint8_t* wire = args.gathered + args.rank * geometry.segment_bytes + wire_offset;
-  auto* codes = reinterpret_cast<std::uint32_t*>(wire) + begin_slice * kWarpThreads;
-  auto* scales =
-      reinterpret_cast<std::uint16_t*>(wire + kTileElements / 2) + (begin_slice * kWarpThreads >> lane_shift);
+  auto* codes = reinterpret_cast<std::uint32_t*>(wire) + begin_slice * kWarpThreads + lane;
   const std::uint8_t* inbox = args.inbox + wire_offset;
-  const char* send = static_cast<const char*>(args.send) + first * element_bytes(D);
-  char* recv = static_cast<char*>(args.recv) + first * element_bytes(D);
+  const auto* inbox_codes = reinterpret_cast<const std::uint32_t*>(inbox) + begin_slice * kWarpThreads + lane;
+  const auto* inbox_scales = reinterpret_cast<const std::uint16_t*>(inbox + kTileElements / 2) +
+                             begin_slice * scale_step + (lane >> lane_shift);
+  const std::int64_t own_offset = (first + lane * kLaneElements) * element_bytes(D);
+  const char* send = static_cast<const char*>(args.send) + own_offset;
+  char* recv = static_cast<char*>(args.recv) + own_offset;
   const bool has_state = args.first + tile_first + kTileElements <= args.state.capacity;
+  StateCursor<F> cursor(args, args.first + first, has_state, lane);
+  GroupValues scales;
+  std::uint16_t* const unit_address = GroupValues::address(
+      args.state.unit + ((args.first + first) >> geometry.group_shift), place, lane, lane_shift);
+  if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
+    if (cursor.load && place < kItemSlices) cursor.units.held = *unit_address;
+  }
   int nonfinite = 0;
 
 #pragma unroll 1
   for (int batch = 0; batch < kItemSlices; batch += kSlices) {
-    const int offset = batch * kSliceElements;
     std::uint32_t raw[kSlices][kElementWords<D>];
     LaneState<M, F, kSlices> state;
-    load_elements<D, kSlices>(send + offset * element_bytes(D), left - offset, geometry.vector, lane, raw);
-    if constexpr (M != Memory::kNone) {
-      load_state(args.state, args.first + first + offset, geometry.group_shift, args.pass_start || !has_state,
-                 lane, state);
+    load_elements<D, kSlices>(send, full, left - batch * kSliceElements, lane, raw);
+    // The codes of the next peer are on their way while those of this one are added.
+    int next = args.rank == 0 ? 1 : 0;
+    PeerCodes<kSlices> ahead{};
+    if (next < args.ranks) {
+      ahead = load_peer<kSlices>(inbox_codes, inbox_scales, next * geometry.segment_bytes, scale_step);
     }
+    if constexpr (M != Memory::kNone) load_state(cursor, state);
     float sum[kSlices][8];
 #pragma unroll
     for (int s = 0; s < kSlices; ++s) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum[s][i] = -0.0f;  // the one value that leaves every first term as it is
-    }
-    // The codes of the next peer are on their way while those of this one are added.
-    int next = args.rank == 0 ? 1 : 0;
-    PeerCodes<kSlices> ahead{};
-    if (next < args.ranks) {
-      ahead =
-          load_peer<kSlices>(inbox + next * geometry.segment_bytes, begin_slice + batch, lane, lane_shift);
     }
 #pragma unroll 1
     for (int p = 0; p < args.ranks; ++p) {
@@ -118,15 +123,12 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
       const PeerCodes<kSlices> now = ahead;
       next = p + 1 == args.rank ? p + 2 : p + 1;
       if (next < args.ranks) {
-        ahead =
-            load_peer<kSlices>(inbox + next * geometry.segment_bytes, begin_slice + batch, lane, lane_shift);
+        ahead = load_peer<kSlices>(inbox_codes, inbox_scales, next * geometry.segment_bytes, scale_step);
       }
 #pragma unroll
       for (int s = 0; s < kSlices; ++s) accumulate(now.codes[s], bf16_to_float(now.scale[s]), sum[s]);
     }
 
-    GroupValues scale_values;
-    GroupValues unit_values;
 #pragma unroll
     for (int s = 0; s < kSlices; ++s) {
 #pragma unroll
@@ -135,30 +137,30 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M, F>)
       std::uint32_t out[kElementWords<D>];
       if constexpr (M == Memory::kNone) {
         float encoded[8];
-        round_lane<true>(sum[s], lanes, rounding, encoded);
+        round_lane<true>(sum[s], group_key(sum[s], lanes), rounding, encoded);
         pack_elements<D>(rounding.decoded, out);
       } else {
-        const StateTarget target{args.state, args.first + first + offset + s * kSliceElements, has_state,
-                                 args.pass_start};
-        unit_values.keep(s, place,
-                         round_compensated<D, M, F, kSlices, true>(sum[s], state, s, geometry.coefficients,
-                                                                   lanes, lane, target, rounding, out));
+        round_compensated<D, M, F, kSlices, true>(sum[s], state, batch, s, geometry.coefficients, lanes, lane,
+                                                  place, cursor, rounding, out);
       }
-      codes[(batch + s) * kWarpThreads + lane] = rounding.codes;
-      scale_values.keep(s, place, rounding.scale.bits);
-      const std::int64_t slice_left = left - offset - s * kSliceElements;
-      if (slice_left > 0) {
-        store_elements<D>(recv + (offset + s * kSliceElements) * element_bytes(D), slice_left,
-                          geometry.vector, lane, out);
-      }
+      codes[s * kWarpThreads] = rounding.codes;
+      scales.keep(batch + s, place, rounding.scale.bits);
+      store_elements<D>(recv + s * kSliceElements * element_bytes(D), full,
+                        left - (batch + s) * kSliceElements, lane, out);
       if (!rounding.scale.finite && place == 0) ++nonfinite;
     }
-    scale_values.store(scales + batch * (kWarpThreads >> lane_shift), kSlices, place, lane, lane_shift);
+    codes += kSlices * kWarpThreads;
+    inbox_codes += kSlices * kWarpThreads;
+    inbox_scales += kSlices * scale_step;
+    send += kSlices * kSliceElements * element_bytes(D);
+    recv += kSlices * kSliceElements * element_bytes(D);
+    if constexpr (M != Memory::kNone) cursor.advance(kSlices);
+  }
+  if (place < kItemSlices) {
+    auto* base = reinterpret_cast<std::uint16_t*>(wire + kTileElements / 2) + begin_slice * scale_step;
+    *GroupValues::address(base, place, lane, lane_shift) = static_cast<std::uint16_t>(scales.held);
     if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
-      if (has_state) {
-        unit_values.store(args.state.unit + ((args.first + first + offset) >> geometry.group_shift), kSlices,
-                          place, lane, lane_shift);
-      }
+      if (cursor.store) *unit_address = static_cast<std::uint16_t>(cursor.units.held);
     }
   }
   // Counted here alone: what a sender could not round reaches its owner as NaN.

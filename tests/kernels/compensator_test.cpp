@@ -38,28 +38,24 @@ struct Outcome {
 Outcome model(const Compensation& how, DataType dtype, bool owner, bool pass_start,
               const std::vector<float>& x, StoredGroup& state) {
   const int group = static_cast<int>(x.size());
-  const Coefficients k = coefficients(how);
+  const float unit = how.state == StateFormat::kFp32 ? 1.0f : bf16_to_float(state.unit);
+  const Coefficients k = scaled(coefficients(how), unit);
   std::vector<float> fast(group), slow(group), u(group);
   std::uint32_t top = 0;
   for (int i = 0; i < group; ++i) {
-    const float unit = bf16_to_float(state.unit);
     if (!pass_start) {
       if (how.state == StateFormat::kFp32) fast[i] = state.fast32[i], slow[i] = state.slow32[i];
       if (how.state == StateFormat::kFp16) {
-        fast[i] = state_from_fp16(state.fast16[i], unit);
-        slow[i] = state_from_fp16(state.slow16[i], unit);
+        fast[i] = fp16_to_float(state.fast16[i]);
+        slow[i] = fp16_to_float(state.slow16[i]);
       }
-      if (how.state == StateFormat::kInt8) {
-        fast[i] = state_from_int8(state.fast8[i], unit);
-        slow[i] = state_from_int8(state.slow8[i], unit);
-      }
+      if (how.state == StateFormat::kInt8) fast[i] = state.fast8[i], slow[i] = state.slow8[i];
     }
     top = std::max(top, float_bits(x[i]) & 0x7FFFFFFFu);
   }
   for (int i = 0; i < group; ++i) {
-    const float limit = bits_float(top);
-    u[i] =
-        corrected(x[i], how.b != 0 ? correction(k, fast[i], slow[i], limit) : correction(k, fast[i], limit));
+    const float c = how.b != 0 ? correction(k, fast[i], slow[i]) : correction(k, fast[i]);
+    u[i] = corrected(x[i], clamp_symmetric(c, bits_float(top)));
   }
   Outcome result;
   result.codes.resize(group / 2);
@@ -70,9 +66,9 @@ Outcome model(const Compensation& how, DataType dtype, bool owner, bool pass_sta
   for (int i = 0; i < group; ++i) {
     result.output.push_back(element_from_float(dtype, decoded[i]));
     const float seen = owner ? element_to_float(dtype, result.output[i]) : decoded[i];
-    const float residual = sub_rn(u[i], seen);
-    fast[i] = follow(k.bf, k.gf, fast[i], residual);
-    slow[i] = how.b != 0 ? follow(k.bs, k.gs, slow[i], residual) : 0.0f;
+    const float residual = usable_residual(sub_rn(u[i], seen));
+    fast[i] = follow_fast(k, how.bf == 0, fast[i], residual);
+    slow[i] = how.b != 0 ? follow_slow(k, slow[i], residual) : 0.0f;
     largest = std::max({largest, std::fabs(fast[i]), std::fabs(slow[i])});
   }
   if (!finite && !pass_start) return result;
@@ -216,23 +212,26 @@ TEST_CASE(
 }
 
 TEST_CASE("a correction is limited to the group's largest magnitude and never makes an Inf") {
-  const Coefficients k = coefficients({CompensationMode::kBoth, 1.0f, 0.0f, 0.0f, 0.9f, StateFormat::kFp32});
-  CHECK(correction(k, 5.0f, 2.0f) == 2.0f);
-  CHECK(correction(k, -5.0f, 2.0f) == -2.0f);
-  CHECK(correction(k, 1.5f, 2.0f) == 1.5f);
+  CHECK(clamp_symmetric(5.0f, 2.0f) == 2.0f);
+  CHECK(clamp_symmetric(-5.0f, 2.0f) == -2.0f);
+  CHECK(clamp_symmetric(1.5f, 2.0f) == 1.5f);
+  CHECK(std::signbit(clamp_symmetric(-0.0f, 0.0f)));
   CHECK(corrected(kFloatMax, 3e38f) == kFloatMax);
   CHECK(corrected(-kFloatMax, -3e38f) == -kFloatMax);
   CHECK(std::isinf(corrected(std::numeric_limits<float>::infinity(), -1.0f)));
 }
 
-TEST_CASE("hand-made updates") {
-  // bf = 0: fast is the last residual. bs = 0.75: slow moves a quarter of the way.
-  CHECK(follow(0.0f, 1.0f, 9.0f, 0.5f) == 0.5f);
-  CHECK(follow(0.75f, 0.25f, 1.0f, 2.0f) == 1.25f);
-  CHECK(follow(0.5f, 0.5f, 2.0f, std::numeric_limits<float>::infinity()) == 1.0f);
-  const Coefficients k =
-      coefficients({CompensationMode::kBoth, 0.75f, 0.25f, 0.25f, 0.9f, StateFormat::kInt8});
-  CHECK(correction(k, 1.0f, -2.0f, 10.0f) == 0.25f);
+TEST_CASE("hand-made corrections and updates") {
+  const Coefficients k = coefficients({CompensationMode::kBoth, 0.75f, 0.5f, 0.25f, 0.75f, StateFormat::kInt8});
+  CHECK(correction(k, 1.0f, -2.0f) == 0.25f);
+  CHECK(correction(scaled(k, 0.5f), 2.0f, -4.0f) == 0.25f);  // the same in units of a half
+  CHECK(correction(k, 1.0f) == 0.75f);
+  CHECK(follow_fast(k, false, 2.0f, 3.0f) == 2.5f);
+  CHECK(follow_fast(scaled(k, 0.5f), false, 4.0f, 3.0f) == 2.5f);
+  CHECK(follow_fast(k, true, 9.0f, 0.5f) == 0.5f);
+  CHECK(follow_slow(k, 1.0f, 2.0f) == 1.25f);
+  CHECK(usable_residual(-std::numeric_limits<float>::infinity()) == 0.0f);
+  CHECK(usable_residual(-2.0f) == -2.0f);
 }
 
 TEST_CASE("stored estimates: largest entry fills the range, error at most half a unit, zero stays zero") {
@@ -250,9 +249,9 @@ TEST_CASE("stored estimates: largest entry fills the range, error at most half a
     for (float value : v) {
       const auto q = static_cast<std::int8_t>(state_to_int8(value, state_inverse(unit8)));
       REQUIRE(std::abs(static_cast<int>(q)) <= 127);
-      REQUIRE(std::fabs(state_from_int8(q, u8) - value) <= 0.5001f * u8);
+      REQUIRE(std::fabs(static_cast<float>(q) * u8 - value) <= 0.5001f * u8);
       const std::uint16_t h = state_to_fp16(value, state_inverse(unit16));
-      REQUIRE(std::fabs(state_from_fp16(h, u16) - value) <=
+      REQUIRE(std::fabs(fp16_to_float(h) * u16 - value) <=
               0x1p-11f * 1.01f * std::fabs(value) + 0x1p-25f * u16);
     }
     REQUIRE(largest / u8 >= 125.9f);
