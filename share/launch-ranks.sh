@@ -79,7 +79,8 @@ start_mps() {
   fi
   export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps-log
   mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-  clean_env nvidia-cuda-mps-control -d </dev/null >"$work/mps-start" 2>&1 8>&- 9>&-
+  # The daemon serves all GPUs: a daemon that sees a few renumbers them, and the ranks' own choice would then miss.
+  clean_env env -u CUDA_VISIBLE_DEVICES nvidia-cuda-mps-control -d </dev/null >"$work/mps-start" 2>&1 8>&- 9>&-
   for _ in $(seq 100); do
     if mps_answers; then
       mps_dir=$CUDA_MPS_PIPE_DIRECTORY

@@ -163,6 +163,7 @@ case_gpus() {
   expect "daemon ended" no "$(is_alive "$(cat "$scratch/bin/daemon-pid")")"
   out=$(CUDA_VISIBLE_DEVICES=1 PATH=$scratch/bin:$PATH "$launcher" 2 -- sh -c 'echo $LOCAL_RANK' | xargs)
   expect "only visible GPUs count" "0 0" "$out"
+  expect "the daemon serves all GPUs" 0 "$(grep -c '^CUDA_VISIBLE_DEVICES=' "$scratch/bin/daemon-env")"
 
   mkdir "$scratch/mine" # a daemon that serves already is used and left alone
   CUDA_MPS_PIPE_DIRECTORY=$scratch/mine "$scratch/bin/nvidia-cuda-mps-control" -d
