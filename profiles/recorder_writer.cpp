@@ -23,7 +23,9 @@ constexpr std::size_t kFrameText =
 void Recorder::run_writer() {
   pthread_setname_np(pthread_self(), "echo-tp-rec");
   try {
-    write_text(header_line({}) + "\n" + process_line(facts_now(), epoch_ns_) + "\n");
+    const Process facts = facts_now();
+    last_update_ = update_line(facts);
+    write_text(header_line({}) + "\n" + process_line(facts, epoch_ns_) + "\n");
     for (bool final = false; !final;) {
       {
         std::unique_lock<std::mutex> lock(wake_mutex_);

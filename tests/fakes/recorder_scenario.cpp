@@ -169,6 +169,25 @@ void forked_before_cuda() {
   waitpid(child, &status, 0);
 }
 
+/// The installed NCCL without a GPU: its ranges are pushed before it looks at the communicator, which is null
+/// here.
+void real_nccl() {
+  void* library = dlopen(getenv("REAL_NCCL"), RTLD_NOW | RTLD_LOCAL);
+  if (!library) std::exit(77);
+  const auto group_start = reinterpret_cast<int (*)()>(dlsym(library, "ncclGroupStart"));
+  const auto group_end = reinterpret_cast<int (*)()>(dlsym(library, "ncclGroupEnd"));
+  using AllReduce = int (*)(const void*, void*, std::size_t, int, int, void*, void*);
+  const auto all_reduce = reinterpret_cast<AllReduce>(dlsym(library, "ncclAllReduce"));
+  float data[4] = {};
+  constexpr int kBf16 = 9;
+  constexpr int kAvg = 4;
+  all_reduce(data, data, 1024, kBf16, kAvg, nullptr, nullptr);
+  group_start();
+  all_reduce(data, data, 77, 7, 2, nullptr, nullptr);
+  all_reduce(data, data, 78, 7, 3, nullptr, nullptr);
+  group_end();
+}
+
 void endless() {
   VoiceComm* comm = voice_comm_init(kHash, "tp", 2, 0, 5, 1);
   std::puts("running");
@@ -187,6 +206,7 @@ int main(int argc, char** argv) {
   if (what == "threads") return many_threads(), 0;
   if (what == "fork") return forked(), 0;
   if (what == "fork-before-cuda") return forked_before_cuda(), 0;
+  if (what == "real-nccl") return real_nccl(), 0;
   if (what == "idle") return cu_init(), 0;
   if (what != "no-cuda") cu_init();
   if (what == "eager" || what == "no-cuda") return eager(5, 1), 0;

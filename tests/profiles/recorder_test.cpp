@@ -321,6 +321,24 @@ TEST_CASE("a child forked before CUDA is used records itself") {
   }
 }
 
+TEST_CASE("the installed NCCL's own ranges are understood") {
+  const Folder folder;
+  const int status = run(folder, "real-nccl", {{"REAL_NCCL", ECHOTP_REAL_NCCL}});
+  REQUIRE(status == 0);
+  const Trace trace = only_trace(folder);
+  REQUIRE(trace.calls.size() == 3);
+  const std::int64_t bytes[] = {2048, 308, 312};
+  const char* ops[] = {"avg", "max", "min"};
+  const int groups[] = {1, 2, 2};
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(trace.calls[i].function == "AllReduce");
+    CHECK(trace.calls[i].bytes == bytes[i]);
+    CHECK(trace.calls[i].op == ops[i]);
+    CHECK(trace.calls[i].group_size == groups[i]);
+  }
+  CHECK(!trace.processes[0].nccl.empty());
+}
+
 TEST_CASE("a killed job leaves a readable file") {
   const Folder folder;
   const pid_t child = spawn(folder, "endless");
