@@ -11,8 +11,14 @@ namespace {
 /// Slices that are worked on together. Their sums stay in registers while the peers' codes are added.
 template <DataType D, Memory M>
 inline constexpr int kBatch = M != Memory::kNone || D == DataType::kFp32 ? 1 : 2;
+/// From sm_100 on the compiler needs a few registers more for the same code.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+inline constexpr int kFewerBlocks = 1;
+#else
+inline constexpr int kFewerBlocks = 0;
+#endif
 template <Memory M>
-inline constexpr int kBlocksPerSm = M == Memory::kNone ? 8 : kCompensatedBlocksPerSm<M>;
+inline constexpr int kBlocksPerSm = M == Memory::kNone ? 8 : kCompensatedBlocksPerSm<M> - kFewerBlocks;
 
 /// Codes and scales of a lane, of one peer.
 template <int Slices>
