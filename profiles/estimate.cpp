@@ -23,9 +23,9 @@ constexpr double kRefuseFrom = 0.10, kWarnFrom = 0.03;  // identity error
 constexpr double kNoGain = 1.01;                        // below it, reasons are given
 constexpr double kPays = 1.10;                          // as kAutoMinGain: least gain of a call
 constexpr double kResidualWarn = 0.10;
+constexpr std::int64_t kContradictedOneIn = 20;  // collectives: more is warned of
 constexpr double kPerturbedFrom = 1.10;
-constexpr std::int64_t kHostNear_ns = 10'000;  // a kernel that starts so soon waited for its host call
-constexpr double kHostBoundShare = 0.10;
+constexpr std::int64_t kGapsPerStep = 2;
 constexpr double kTableDiffers = 1.5;           // NCCL in the job against NCCL in the table
 constexpr std::size_t kManyPoints = 8'000'000;  // beyond it fewer replays
 constexpr std::size_t kShownName = 120;
@@ -302,27 +302,16 @@ class Estimator {
   }
 
   // Without host calls a gap between kernels may be the host's: then a faster exchange only makes it longer.
-  bool host_may_bound() {
-    std::int64_t near = 0, all = 0;
-    bool unknown = false;
-    for (std::size_t process = 0; process < trace_.processes.size(); ++process)
-      unknown = unknown || (study_.launches.coverage[process] < 0.5 && has_ops(process));
-    if (!unknown) return false;
-    for (const CollectiveCall& call : trace_.calls) {
-      if (call.captured || call.ops.empty() || call.host_end_ns <= 0 || call.process < 0) continue;
-      if (study_.launches.host_known(call.process) || !study_.times.usable(call.ops.front())) continue;
-      ++all;
-      const std::int64_t returned = aligned_ns(study_.clocks, call.process, call.host_end_ns);
-      if (study_.times.start_ns[call.ops.front()] - returned < kHostNear_ns) ++near;
+  // One gap a step is the synchronisation at its end; a host that can't keep up leaves many.
+  bool host_may_bound() const {
+    std::int64_t gaps = 0;
+    std::set<std::int32_t> processes;
+    for (std::size_t i = 0; i < trace_.device_ops.size(); ++i) {
+      if (study_.timeline.pinnable[2 * i] == 0 || !study_.steps.is_used(study_.steps.step_of_op[i])) continue;
+      ++gaps;
+      processes.insert(trace_.device_ops[i].process);
     }
-    host_share_ =
-        all > 0 ? std::optional(static_cast<double>(near) / static_cast<double>(all)) : std::nullopt;
-    return !host_share_ || *host_share_ >= kHostBoundShare;
-  }
-
-  bool has_ops(std::size_t process) const {
-    return std::any_of(trace_.device_ops.begin(), trace_.device_ops.end(),
-                       [&](const DeviceOp& op) { return op.process == static_cast<std::int32_t>(process); });
+    return gaps > kGapsPerStep * study_.steps.used() * static_cast<std::int64_t>(processes.size());
   }
 
   void replay() {
@@ -496,14 +485,16 @@ class Estimator {
       warn("the unchanged replay misses the measured step by " + percent(quality.identity_error));
     if (quality.residual_share > kResidualWarn)
       warn(percent(quality.residual_share) + " of the window are waits that the recording does not explain");
+    if (quality.contradicted_edges * kContradictedOneIn > quality.collectives)
+      warn(std::to_string(quality.contradicted_edges) +
+           " dependencies contradict the recorded times and were left out: clocks or matching are not to be "
+           "trusted");
     if (quality.host_coverage < 0.5)
       warn("host calls were not recorded: gaps between kernels are taken as fixed");
     if (pinned_)
-      warn(host_share_ ? "kernels of " + percent(*host_share_) +
-                             " of the collectives start right after their host call: the host may bound the "
-                             "step, so the low gain leaves all gaps where they were"
-                       : "nothing tells whether the host bounds the step: the low gain leaves all gaps where "
-                         "they were");
+      warn(
+          "many kernels start after waits that the host may have caused: the low gain leaves them where they "
+          "were");
     if (quality.partial_collectives > 0)
       warn("recorded " + std::to_string(quality.recorded_ranks) + " of " +
            (quality.expected_ranks > 0 ? std::to_string(quality.expected_ranks)
@@ -637,7 +628,6 @@ class Estimator {
   std::map<std::pair<DataType, int>, std::int64_t> thresholds_;
   Scenario after_;
   bool pinned_ = false;
-  std::optional<double> host_share_;
 };
 
 }  // namespace

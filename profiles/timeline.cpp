@@ -428,6 +428,24 @@ class Builder {
     }
   }
 
+  // By operation of a process in start order: when the host issued this collective, or else the next one of
+  // the same stream order; -1: unknown.
+  std::vector<std::int64_t> next_issue_times(std::size_t process) const {
+    std::vector<std::int64_t> issued(first_op_[process + 1] - first_op_[process], -1);
+    std::int64_t next = -1;
+    for (std::ptrdiff_t i = first_op_[process + 1] - 1; i >= first_op_[process]; --i) {
+      const std::int32_t call = trace_.device_ops[by_start_[i]].call;
+      if (call >= 0) {
+        const CollectiveCall& it = trace_.calls[call];
+        next = it.captured || it.host_start_ns <= 0
+                   ? -1
+                   : aligned_ns(alignment_, static_cast<std::int32_t>(process), it.host_start_ns);
+      }
+      issued[i - first_op_[process]] = next;
+    }
+    return issued;
+  }
+
   // A wait that nothing explains, right after another stream of the process became free: most likely an event
   // that was not recorded.
   void add_inferred() {
@@ -436,6 +454,8 @@ class Builder {
       const bool known = launches_.host_known(static_cast<std::int32_t>(process));
       const std::int64_t from = known ? kUnexplainedHost_ns : kUnexplained_ns;
       const auto begin = by_end_.begin() + first_op_[process], end = by_end_.begin() + first_op_[process + 1];
+      const std::vector<std::int64_t> issued =
+          known ? std::vector<std::int64_t>() : next_issue_times(process);
       std::int32_t before = -1;
       for (std::ptrdiff_t i = first_op_[process]; i < first_op_[process + 1]; ++i) {
         const std::int32_t op = by_start_[i], earlier = before;
@@ -457,7 +477,10 @@ class Builder {
         if (!found && first && earlier >= 0)
           found = add(op_start(earlier), op_start(op), 0, EdgeKind::kInferred);
         if (found) ++out_.quality.inferred_edges;
-        if (!known && !first && start - explained_[op] > kPinFrom_ns) out_.pinnable[op_start(op)] = 1;
+        if (known || first || start - explained_[op] <= kPinFrom_ns) continue;
+        // Had the host issued a later collective long before, this operation was in the queue by then.
+        const std::int64_t later = issued[i - first_op_[process]];
+        if (later < 0 || later > start - kNear_ns) out_.pinnable[op_start(op)] = 1;
       }
     }
   }
