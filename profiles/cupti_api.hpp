@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cupti.h>
+#include <cstdint>
 
 #include <string>
 
