@@ -81,9 +81,9 @@ title "Estimate: what would Echo give this job?"
 must "$echo_tp" estimate "$results/job.echoprof" --costs "$results/costs.json" --policy-out "$results/policy.json"
 
 title "Run the same job with Echo, and compare the ranks' bytes after every all-reduce"
-must "$echo_tp" run --policy "$results/policy.json" --json "$results/run.json" -- "${job[@]}" --verify-ranks --check-finite
+must "$echo_tp" run --policy "$results/policy.json" --report "$results/run.json" --require -- "${job[@]}" --verify-ranks --check-finite
 
 title "Compare: the job without and with Echo"
-must "$echo_tp" ab --policy "$results/policy.json" --metric 'checksum=([0-9.e+-]+)' --json "$results/ab.json" -- "${job[@]}"
+must "$echo_tp" ab --policy "$results/policy.json" --metric 'checksum=([0-9.e+-]+)' --tolerance 5% --json="$results/ab.json" -- "${job[@]}"
 
 title "Done. Results are in $results"

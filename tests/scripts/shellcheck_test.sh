@@ -9,4 +9,4 @@ if ! [ -x "${1-}" ]; then
 fi
 mapfile -t scripts < <(find .ci share tests -type f \( -name '*.sh' -o -path .ci/run \) | sort)
 echo "${#scripts[@]} scripts"
-[ ${#scripts[@]} -ge 5 ] && "$1" -x "${scripts[@]}"
+[ ${#scripts[@]} -ge 5 ] && "$1" -x -e SC2016 "${scripts[@]}"
