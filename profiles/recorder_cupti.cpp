@@ -246,11 +246,16 @@ void CuptiSession::on_graph_node(CUpti_CallbackId id, const CUpti_GraphData& gra
   }
   std::uint64_t origin = 0;
   if (id != CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED ||
-      api_.graph_node_id(graph.originalNode, &origin) != CUPTI_SUCCESS)
+      api_.graph_node_id(graph.originalNode, &origin) != CUPTI_SUCCESS) {
     return;
+  }
   {
     const std::lock_guard<std::mutex> lock(nodes_mutex_);
-    if (!nccl_nodes_.count(origin) || api_.graph_node_id(graph.node, &node) != CUPTI_SUCCESS) return;
+    if (!nccl_nodes_.count(origin)) return;
+  }
+  if (api_.graph_node_id(graph.node, &node) != CUPTI_SUCCESS) return;
+  {
+    const std::lock_guard<std::mutex> lock(nodes_mutex_);
     if (nccl_nodes_.size() < kNcclNodes) nccl_nodes_.insert(node);
   }
   ThreadLog* log = recorder->log();

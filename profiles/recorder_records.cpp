@@ -115,13 +115,11 @@ std::int64_t CuptiSession::take_rows(SectionEncoder& encoder) {
   }
   std::int64_t lost = 0;
   for (const auto& [buffer, valid] : buffers) lost += take_buffer(buffer, valid, encoder);
+  // CUPTI may hold locks of its own while it hands over a buffer: none of ours is held while it is called.
+  std::size_t dropped = 0;
+  if (api_.dropped_records(nullptr, 0, &dropped) == CUPTI_SUCCESS) lost += static_cast<std::int64_t>(dropped);
   const std::lock_guard<std::mutex> lock(buffers_mutex_);
   for (const auto& [buffer, valid] : buffers) pool_.push_back(buffer);
-  if (api_.dropped_records) {
-    std::size_t dropped = 0;
-    if (api_.dropped_records(nullptr, 0, &dropped) == CUPTI_SUCCESS)
-      lost += static_cast<std::int64_t>(dropped);
-  }
   return lost;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // read_profile(): lines of JSON -> Trace. Every number is checked before it is used as an index or a time.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_map>
@@ -54,6 +55,7 @@ std::int64_t integer(const Json& value, const std::string& pointer, std::int64_t
     bad(pointer, "number out of range");
   }
   const auto v = value.get<std::int64_t>();
+  if (high < low) bad(pointer, "refers to a name that is not in the file");
   if (v < low || v > high) {
     bad(pointer,
         "expected " + std::to_string(low) + " to " + std::to_string(high) + ", found " + std::to_string(v));
@@ -337,13 +339,19 @@ class Parser {
     Communicator& to = trace_.communicators[static_cast<std::size_t>(
         communicator_index(hex_of(text_of(json, "hash", "/comm"), "/comm/hash")))];
     if (const std::string name = text_of(json, "name", "/comm"); !name.empty()) to.name = name;
-    if (json.contains("ranks"))
-      to.ranks = static_cast<std::int32_t>(integer(json["ranks"], "/comm/ranks", 1, 1 << 24));
-    to.rank_of_process.resize(trace_.processes.size(), -1);
-    if (json.contains("rank")) {
-      const std::int64_t highest = to.ranks > 0 ? to.ranks - 1 : 1 << 24;
-      to.rank_of_process.back() = static_cast<std::int32_t>(integer(json["rank"], "/comm/rank", 0, highest));
+    // Two communicators of one hash may meet when parts of several jobs are put together: the larger one
+    // counts.
+    std::int32_t ranks = 0;
+    if (json.contains("ranks")) {
+      ranks = static_cast<std::int32_t>(integer(json["ranks"], "/comm/ranks", 1, 1 << 24));
     }
+    to.ranks = std::max(to.ranks, ranks);
+    to.rank_of_process.resize(trace_.processes.size(), -1);
+    if (!json.contains("rank")) return;
+    const std::int64_t highest = ranks > 0 ? ranks - 1 : 1 << 24;
+    const auto rank = static_cast<std::int32_t>(integer(json["rank"], "/comm/rank", 0, highest));
+    to.rank_of_process.back() = rank;
+    if (to.ranks > 0) to.ranks = std::max(to.ranks, rank + 1);
   }
 
   void count_rows(std::size_t rows) {

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtPayload.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,6 +104,8 @@ typedef struct {
   int cudaDev;
 } InitPayload;
 
+// NCCL has guarded statics of C++ here.
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static nvtxDomainHandle_t domain;
 static __thread int group_depth;
 static __thread void* group_handle;
@@ -174,6 +177,7 @@ EXPORT VoiceComm* voice_comm_init(uint64_t hash, const char* name, int ranks, in
   comm->version = plugin_version;
   comm->nvtx = nvtx;
   if (nvtx) {
+    pthread_mutex_lock(&lock);
     start_nvtx();
     if (!text) {
       entries[0].type = NVTX_PAYLOAD_ENTRY_TYPE_UINT64, entries[0].name = "NCCL communicator ID";
@@ -186,6 +190,7 @@ EXPORT VoiceComm* voice_comm_init(uint64_t hash, const char* name, int ranks, in
       register_schema(STATIC_IDS + 0, entries, 4, sizeof(InitPayload));
       text = nvtxDomainRegisterStringA(domain, "ncclCommInitRank");
     }
+    pthread_mutex_unlock(&lock);
     const nvtxEventAttributes_t event = named(text);
     nvtxDomainRangePushEx(domain, &event);
   }
@@ -272,6 +277,7 @@ EXPORT void voice_all_reduce(VoiceComm* comm, size_t count, const char* datatype
   const ReducePayload payload = {comm->hash, count * size, op};
   const nvtxPayloadData_t data = {STATIC_IDS + 5, sizeof payload, &payload};
   if (comm->nvtx) {
+    pthread_mutex_lock(&lock);
     if (!text) {
       entries[0].type = NVTX_PAYLOAD_ENTRY_TYPE_UINT64, entries[0].name = "NCCL communicator ID";
       entries[1].type = NVTX_PAYLOAD_ENTRY_TYPE_SIZE, entries[1].name = "Message size [bytes]",
@@ -281,6 +287,7 @@ EXPORT void voice_all_reduce(VoiceComm* comm, size_t count, const char* datatype
       register_schema(STATIC_IDS + 5, entries, 3, sizeof(ReducePayload));
       text = nvtxDomainRegisterStringA(domain, "ncclAllReduce");
     }
+    pthread_mutex_unlock(&lock);
     nvtxEventAttributes_t event = named(text);
     event.payloadType = NVTX_PAYLOAD_TYPE_EXT;
     event.reserved0 = 1;
