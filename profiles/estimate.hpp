@@ -113,7 +113,7 @@ struct CriticalShare {
   double share = 0;  // of the critical path after compression
 };
 
-struct Reason {
+struct NoGainReason {
   std::string code;  // "one_rank", "hidden", "too_small", "no_nccl_all_reduce", "bypass", ...
   std::string text;
 };
@@ -136,7 +136,7 @@ struct Estimate {
   std::vector<BypassEstimate> bypass;
   std::vector<CriticalShare> critical_path;  // after compression, largest first
   std::string bound;                         // what limits the step then, one sentence
-  std::vector<Reason> reasons;               // why there is little or no gain; empty if there is one
+  std::vector<NoGainReason> reasons;               // why there is little or no gain; empty if there is one
   Policy policy;                             // proposed, or the one given; no rule: leave the job alone
   std::vector<std::string> assumptions;
   std::vector<std::string> warnings;

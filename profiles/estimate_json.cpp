@@ -82,7 +82,7 @@ std::string estimate_json(const Estimate& estimate) {
                        {"exposed_wait_us", rounded(estimate.exposed_wait_us)},
                        {"evidence", evidence(estimate.evidence)}};
   out["reasons"] = Json::array();
-  for (const Reason& reason : estimate.reasons)
+  for (const NoGainReason& reason : estimate.reasons)
     out["reasons"].push_back(Json{{"code", reason.code}, {"text", reason.text}});
   out["bound"] = known(estimate.bound);
   out["critical_path"] = Json::array();

@@ -44,7 +44,7 @@ EstimateOptions with(CostTable costs) {
 }
 
 bool has_reason(const Estimate& it, const std::string& code) {
-  return std::any_of(it.reasons.begin(), it.reasons.end(), [&](const Reason& r) { return r.code == code; });
+  return std::any_of(it.reasons.begin(), it.reasons.end(), [&](const NoGainReason& r) { return r.code == code; });
 }
 
 bool warns(const Estimate& it, const std::string& part) {
