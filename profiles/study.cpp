@@ -60,7 +60,45 @@ std::vector<std::int64_t> exposed_times(const Trace& trace, const DeviceTimes& t
 
 }  // namespace
 
+Status check_trace(const Trace& trace) {
+  const auto inside = [](std::int64_t index, std::size_t size) {
+    return index >= 0 && index < static_cast<std::int64_t>(size);
+  };
+  const auto unset_or_inside = [&](std::int64_t index, std::size_t size) {
+    return index == -1 || inside(index, size);
+  };
+  const auto bad = [](const std::string& list, std::size_t at) {
+    return Error{ErrorCode::kBadInput, "the profile is inconsistent: an index points outside of it",
+                 list + "[" + std::to_string(at) + "]"};
+  };
+  const std::size_t processes = trace.processes.size();
+  for (std::size_t i = 0; i < trace.device_ops.size(); ++i) {
+    const DeviceOp& op = trace.device_ops[i];
+    if (!inside(op.process, processes) || !unset_or_inside(op.name, trace.names.size()) ||
+        !unset_or_inside(op.call, trace.calls.size()))
+      return bad("device_ops", i);
+  }
+  for (std::size_t i = 0; i < trace.calls.size(); ++i) {
+    const CollectiveCall& call = trace.calls[i];
+    const bool ops = std::all_of(call.ops.begin(), call.ops.end(),
+                                 [&](std::int32_t op) { return inside(op, trace.device_ops.size()); });
+    if (!ops || !inside(call.process, processes) ||
+        !unset_or_inside(call.communicator, trace.communicators.size()))
+      return bad("calls", i);
+  }
+  for (std::size_t i = 0; i < trace.host_apis.size(); ++i) {
+    if (!inside(trace.host_apis[i].process, processes)) return bad("host_apis", i);
+  }
+  for (std::size_t i = 0; i < trace.ranges.size(); ++i) {
+    const Range& range = trace.ranges[i];
+    if (!inside(range.process, processes) || !unset_or_inside(range.name, trace.names.size()))
+      return bad("ranges", i);
+  }
+  return Unit{};
+}
+
 Result<Study> study_trace(const Trace& trace, const std::string& step_regex) {
+  if (const Status whole = check_trace(trace); !whole) return whole.error();
   Study study;
   study.times = recorded_times(trace, &study.invalid_ops);
   study.set = match_collectives(trace, study.times);

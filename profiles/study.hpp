@@ -32,8 +32,11 @@ struct Study {
   std::vector<std::int64_t> exposed_ns;  // by operation that carries a collective: no compute beside it
 };
 
+/// That all indices of a trace point into it; kBadInput names the first that does not.
+Status check_trace(const Trace& trace);
+
 /// Studies a trace. Fails with kInsufficient if it holds no usable device operation, or a step that takes no
-/// time; with kBadInput as find_steps().
+/// time; with kBadInput as check_trace() and find_steps().
 Result<Study> study_trace(const Trace& trace, const std::string& step_regex);
 
 }  // namespace echotp

@@ -97,6 +97,10 @@ void fill_notes(const Trace& trace, const CollectiveSet& set, ProfileSummary& ou
 
 ProfileSummary summarise(const Trace& trace) {
   ProfileSummary out;
+  if (const Status whole = check_trace(trace); !whole) {
+    out.notes.push_back(whole.error().text());
+    return out;
+  }
   fill_processes(trace, out);
   const auto study = study_trace(trace, "");
   if (!study) {

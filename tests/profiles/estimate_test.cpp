@@ -44,7 +44,8 @@ EstimateOptions with(CostTable costs) {
 }
 
 bool has_reason(const Estimate& it, const std::string& code) {
-  return std::any_of(it.reasons.begin(), it.reasons.end(), [&](const NoGainReason& r) { return r.code == code; });
+  return std::any_of(it.reasons.begin(), it.reasons.end(),
+                     [&](const NoGainReason& r) { return r.code == code; });
 }
 
 bool warns(const Estimate& it, const std::string& part) {
@@ -420,6 +421,29 @@ TEST_CASE("without host records a host-bound job's low gain is no gain") {
   // A device-bound job without host records keeps its gain: its kernels wait in the queue.
   SyntheticJob bound = serial_job({.host_records = false});
   CHECK_FALSE(warns(*estimate(bound.trace(), with(table(2.5))), "host may have caused"));
+}
+
+TEST_CASE("without host records a gap that the host was ahead of is not the host's") {
+  // A kernel of every layer went unrecorded; the host had long issued the all-reduce behind it.
+  SyntheticJob job(2, false);
+  for (int step = 0; step < 8; ++step) {
+    job.begin_step();
+    for (int layer = 0; layer < 20; ++layer) {
+      job.kernel(7, "lost", [](int) { return 30.0; });
+      job.kernel(7, "gemm", [](int) { return 100.0; });
+      job.collective(7, "AllReduce", 16 << 20, 80);
+    }
+    job.synchronise(7);
+    job.end_step();
+  }
+  Trace& trace = job.trace();
+  for (DeviceOp& op : trace.device_ops) {
+    if (trace.names[op.name] == "lost") op.start_ns = op.end_ns = 0;
+  }
+  const auto it = estimate(trace, with(table(2.5, 80, 2)));
+  REQUIRE(it);
+  CHECK_FALSE(warns(*it, "host may have caused"));
+  CHECK(it->gain.low == doctest::Approx(210.0 / 162).epsilon(0.02));
 }
 
 TEST_CASE("a launch that holds an ineligible call is not compressed") {

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "profiles/study.hpp"
 #include "synthetic_trace.hpp"
 
 namespace echotp {
@@ -81,6 +82,21 @@ TEST_CASE("an empty profile, a profile without NCCL, missing ranks") {
   CHECK(notes(missing, "2 of 8 ranks"));
   CHECK_FALSE(missing.rows[0].wait_us.has_value());
   CHECK(missing.partial_collectives == missing.collectives);
+}
+
+TEST_CASE("indices that point outside of the profile are an error, never a crash") {
+  for (int which = 0; which < 5; ++which) {
+    auto job = serial_job({.ranks = 2, .layers = 2, .steps = 2});
+    Trace& trace = job.trace();
+    if (which == 0) trace.device_ops[3].process = 2;
+    if (which == 1) trace.device_ops[3].name = 99;
+    if (which == 2) trace.calls[1].ops = {-1};
+    if (which == 3) trace.calls[1].communicator = 1;
+    if (which == 4) trace.ranges[0].process = -1;
+    CAPTURE(which);
+    CHECK(notes(summarise(trace), "inconsistent"));
+    CHECK_FALSE(check_trace(trace));
+  }
 }
 
 TEST_CASE("many sizes are pooled, and nothing is lost") {

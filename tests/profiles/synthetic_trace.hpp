@@ -111,6 +111,8 @@ class SyntheticJob {
     for (State& state : rank_) state.host += work_us;
   }
 
+  void host_work(int rank, double work_us) { rank_[rank].host += work_us; }
+
   /// From now on the ranks issue from another thread.
   void use_thread(std::uint32_t thread) {
     for (State& state : rank_) state.thread = thread;
