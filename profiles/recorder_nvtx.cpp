@@ -4,13 +4,8 @@
 // change.
 #include "profiles/recorder_nvtx.hpp"
 
-#define NVTX_NO_IMPL
-#include <nvtx3/nvToolsExt.h>
-#include <nvtx3/nvToolsExtPayload.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <cwchar>
 #include <mutex>
 #include <string>
@@ -18,37 +13,17 @@
 
 #include "profiles/recorder.hpp"
 #include "profiles/recorder_calls.hpp"
+#include "profiles/recorder_nvtx_payload.hpp"
 
 namespace echotp::recorder {
 namespace {
 
 constexpr std::size_t kOpenRanges = 65536;
 
-// Values of NVTX's headers whose names changed between toolkits.
-constexpr std::uint64_t kSchemaHasEntries = 1 << 4;
-constexpr std::uint64_t kSchemaHasCount = 1 << 5;
-constexpr std::uint64_t kSchemaHasId = 1 << 8;
-constexpr std::uint64_t kEnumHasId = 1 << 5;
-constexpr std::uint64_t kStaticIds = 1 << 24;
-constexpr std::uint64_t kDynamicIds = std::uint64_t{1} << 32;
-
-/// A field that the recorder reads from a payload.
-struct Field {
-  std::uint64_t offset = 0;
-  std::uint32_t size = 0;  // 0: this schema has no such field
-};
-
-/// What one payload schema of NCCL tells. Never freed: looked up without a lock.
-struct Schema {
-  std::uint64_t id = 0;
-  Field communicator, bytes, op, ranks, rank;
-  Schema* next = nullptr;
-};
-
 struct Domain {
   std::string name;
   bool nccl = false;
-  std::atomic<Schema*> schemas{nullptr};
+  PayloadSchemas schemas;
 };
 
 /// A registered string, with what it means in NCCL's domain. Never freed.
@@ -60,7 +35,6 @@ struct Text {
 
 std::atomic<const void*> nccl_address{nullptr};
 std::atomic<std::uint64_t> next_range{1};
-std::atomic<std::uint64_t> next_schema{kDynamicIds};
 
 struct OpenRange {
   std::string name;
@@ -134,53 +108,17 @@ const Text* message_of(const nvtxEventAttributes_t& event, Text& held) {
   return &held;
 }
 
-const Schema* schema_of(const Domain& domain, std::uint64_t id) {
-  const Schema* schema = domain.schemas.load(std::memory_order_acquire);
-  while (schema && schema->id != id) schema = schema->next;
-  return schema;
-}
-
-/// The field's value, or -1 where the schema lacks it or the payload is too short.
-std::int64_t read_field(const Field& field, const nvtxPayloadData_t& data) {
-  if (field.size == 0 || !data.payload || field.offset + field.size > data.size) return -1;
-  const auto* from = static_cast<const unsigned char*>(data.payload) + field.offset;
-  if (field.size == 8) {
-    std::int64_t value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-  }
-  if (field.size == 4) {
-    std::int32_t value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-  }
-  return -1;
-}
-
-struct Payload {
-  const Schema* schema = nullptr;
-  const nvtxPayloadData_t* data = nullptr;
-};
-
-Payload payload_of(const Domain& domain, const nvtxPayloadData_t* data, std::size_t count) {
-  for (std::size_t i = 0; data && i < count; ++i) {
-    if (const Schema* schema = schema_of(domain, data[i].schemaId)) return {schema, &data[i]};
-  }
-  return {};
-}
-
 Payload payload_of(const Domain& domain, const nvtxEventAttributes_t& event) {
   if (event.payloadType != NVTX_PAYLOAD_TYPE_EXT) return {};
   const auto* data =
       reinterpret_cast<const nvtxPayloadData_t*>(static_cast<std::uintptr_t>(event.payload.ullValue));
-  return payload_of(domain, data, static_cast<std::size_t>(std::max(event.reserved0, 0)));
+  return domain.schemas.find(data, static_cast<std::size_t>(std::max(event.reserved0, 0)));
 }
 
 void learn_membership(Recorder& recorder, const Payload& payload) {
-  if (!payload.schema || payload.schema->communicator.size != 8 || payload.schema->rank.size == 0) return;
-  const auto hash = static_cast<std::uint64_t>(read_field(payload.schema->communicator, *payload.data));
-  const std::int64_t ranks = read_field(payload.schema->ranks, *payload.data);
-  const std::int64_t rank = read_field(payload.schema->rank, *payload.data);
+  const auto hash = static_cast<std::uint64_t>(payload.communicator().value_or(0));
+  const std::int64_t ranks = payload.ranks().value_or(-1);
+  const std::int64_t rank = payload.rank().value_or(-1);
   if (hash == 0 || ranks < 1 || rank < 0 || rank >= ranks) return;
   recorder.learn_communicator(hash, "", static_cast<std::int32_t>(ranks), static_cast<std::int32_t>(rank));
 }
@@ -192,7 +130,7 @@ Frame push_nccl(Domain& domain, const nvtxEventAttributes_t& event) {
   const Text& text = *message_of(event, held);
   frame.kind = text.kind;
   const Payload payload = payload_of(domain, event);
-  const bool call = payload.schema && payload.schema->bytes.size != 0;
+  const bool call = payload.is_call();
   // A group is where NCCL is entered first when all calls are grouped: its depth must not be missed.
   if (!call && text.kind != Frame::Kind::kCommInit && text.kind != Frame::Kind::kGroupStart) return frame;
   Recorder* recorder = Recorder::start();
@@ -210,12 +148,9 @@ Frame push_nccl(Domain& domain, const nvtxEventAttributes_t& event) {
   }
   CallFacts facts;
   facts.function = text.function;
-  if (payload.schema->communicator.size == 8) {
-    facts.communicator = static_cast<std::uint64_t>(read_field(payload.schema->communicator, *payload.data));
-  }
-  facts.bytes = read_field(payload.schema->bytes, *payload.data);
-  if (const std::int64_t op = read_field(payload.schema->op, *payload.data); op >= 0)
-    facts.op = op_name(static_cast<std::uint64_t>(op));
+  facts.communicator = static_cast<std::uint64_t>(payload.communicator().value_or(0));
+  facts.bytes = payload.bytes().value_or(-1);
+  if (payload.op()) facts.op = op_name(static_cast<std::uint64_t>(*payload.op()));
   nvtx_call_begin(*recorder, *log, facts, now_ns());
   return frame;
 }
@@ -274,7 +209,7 @@ int pop(Domain* domain, const nvtxPayloadData_t* data, std::size_t count) {
       nvtx_group_end_end(*recorder, *log, now_ns());
       break;
     case Frame::Kind::kCommInit:
-      learn_membership(*recorder, payload_of(*domain, data, count));
+      learn_membership(*recorder, domain->schemas.find(data, count));
       break;
     case Frame::Kind::kNcclOther:
       break;
@@ -414,67 +349,15 @@ nvtxStringHandle_t NVTX_API on_register_w(nvtxDomainHandle_t, const wchar_t* tex
 // --- payload extension
 // --------------------------------------------------------------------------------------------------
 
-std::uint32_t size_of_entry(std::uint64_t type) {
-  switch (type) {
-    case NVTX_PAYLOAD_ENTRY_TYPE_CHAR:
-    case NVTX_PAYLOAD_ENTRY_TYPE_UCHAR:
-    case NVTX_PAYLOAD_ENTRY_TYPE_INT8:
-    case NVTX_PAYLOAD_ENTRY_TYPE_UINT8:
-    case NVTX_PAYLOAD_ENTRY_TYPE_BYTE:
-      return 1;
-    case NVTX_PAYLOAD_ENTRY_TYPE_SHORT:
-    case NVTX_PAYLOAD_ENTRY_TYPE_USHORT:
-    case NVTX_PAYLOAD_ENTRY_TYPE_INT16:
-    case NVTX_PAYLOAD_ENTRY_TYPE_UINT16:
-      return 2;
-    case NVTX_PAYLOAD_ENTRY_TYPE_INT:
-    case NVTX_PAYLOAD_ENTRY_TYPE_UINT:
-    case NVTX_PAYLOAD_ENTRY_TYPE_INT32:
-    case NVTX_PAYLOAD_ENTRY_TYPE_UINT32:
-    case NVTX_PAYLOAD_ENTRY_TYPE_FLOAT:
-      return 4;
-    default:
-      // Registered enumerations (NCCL's reduction operator) are C enums; all other types in use are 8 bytes.
-      return type >= kStaticIds ? 4 : 8;
-  }
-}
-
-std::uint64_t register_schema(Domain* domain, const nvtxPayloadSchemaAttr_t& attr) {
-  const bool has_id = attr.fieldMask & kSchemaHasId;
-  const std::uint64_t id = has_id && attr.schemaId != 0 ? attr.schemaId : next_schema.fetch_add(1);
-  const bool has_entries = (attr.fieldMask & kSchemaHasEntries) && attr.entries;
-  if (!domain || !domain->nccl || !has_entries) return id;
-  auto* schema = new Schema;
-  schema->id = id;
-  const std::size_t count = attr.fieldMask & kSchemaHasCount ? attr.numEntries : 0;
-  std::uint64_t natural = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const nvtxPayloadSchemaEntry_t& entry = attr.entries[i];
-    const std::uint32_t size = size_of_entry(entry.type);
-    natural = (natural + size - 1) / size * size;
-    const Field field{i > 0 && entry.offset == 0 ? natural : entry.offset, size};
-    natural = field.offset + size;
-    const std::string name = entry.name ? entry.name : "";
-    if (name == "NCCL communicator ID") schema->communicator = field;
-    if (name == "Message size [bytes]") schema->bytes = field;
-    if (name == "Reduction operation") schema->op = field;
-    if (name == "No. of ranks") schema->ranks = field;
-    if (name == "Rank") schema->rank = field;
-  }
-  schema->next = domain->schemas.load(std::memory_order_relaxed);
-  while (!domain->schemas.compare_exchange_weak(schema->next, schema, std::memory_order_release)) {
-  }
-  return id;
-}
-
-std::uint64_t NVTX_API on_schema(nvtxDomainHandle_t domain, const nvtxPayloadSchemaAttr_t* attr) {
-  return guarded(std::uint64_t{0},
-                 [&] { return attr ? register_schema(as_domain(domain), *attr) : std::uint64_t{0}; });
+std::uint64_t NVTX_API on_schema(nvtxDomainHandle_t handle, const nvtxPayloadSchemaAttr_t* attr) {
+  return guarded(std::uint64_t{0}, [&]() -> std::uint64_t {
+    if (!attr) return 0;
+    Domain* domain = as_domain(handle);
+    return domain && domain->nccl ? domain->schemas.add(*attr) : schema_id(*attr);
+  });
 }
 std::uint64_t NVTX_API on_enum(nvtxDomainHandle_t, const nvtxPayloadEnumAttr_t* attr) {
-  if (!attr) return 0;
-  const bool has_id = attr->fieldMask & kEnumHasId;
-  return has_id && attr->schemaId != 0 ? attr->schemaId : next_schema.fetch_add(1);
+  return attr ? enum_id(*attr) : 0;
 }
 int NVTX_API on_push_payload(nvtxDomainHandle_t domain, const nvtxPayloadData_t* data, std::size_t count) {
   nvtxEventAttributes_t event{};

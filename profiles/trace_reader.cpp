@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // read_profile(): lines of JSON -> Trace. Every number is checked before it is used as an index or a time.
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_map>
 
+#include "profiles/batch_columns.hpp"
 #include "profiles/frame_io.hpp"
 #include "profiles/section_builder.hpp"
 #include "profiles/trace_file.hpp"
@@ -12,164 +12,14 @@
 namespace echotp {
 namespace {
 
-using Json = nlohmann::json;
-
-constexpr std::int64_t kMaxTime = std::int64_t{1} << 62;
-constexpr std::int64_t kMax32 = 0xffffffffLL;
-constexpr std::size_t kMaxLine = 16 << 20;
-constexpr std::size_t kMaxBatch = 1 << 16;
-constexpr int kMaxDepth = 8;
-
-/// Thrown inside this file only; read_profile() turns it into an Error.
-struct Bad {
-  std::string pointer;
-  std::string what;
-};
-
-[[noreturn]] void bad(std::string pointer, std::string what) {
-  throw Bad{std::move(pointer), std::move(what)};
-}
-
-/// nlohmann's parser needs no stack for nesting but its values do: bound it before anything is built.
-void check_depth(std::string_view line) {
-  int depth = 0;
-  bool in_string = false;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    const char c = line[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      if (++depth > kMaxDepth) bad("", "nested deeper than any line that echo-tp writes");
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-}
-
-std::int64_t integer(const Json& value, const std::string& pointer, std::int64_t low, std::int64_t high) {
-  if (!value.is_number_integer()) bad(pointer, "expected an integer");
-  if (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxTime)) {
-    bad(pointer, "number out of range");
-  }
-  const auto v = value.get<std::int64_t>();
-  if (high < low) bad(pointer, "refers to a name that is not in the file");
-  if (v < low || v > high) {
-    bad(pointer,
-        "expected " + std::to_string(low) + " to " + std::to_string(high) + ", found " + std::to_string(v));
-  }
-  return v;
-}
-
-std::string text_of(const Json& object, const char* key, const std::string& pointer) {
-  const auto it = object.find(key);
-  if (it == object.end() || it->is_null()) return {};
-  if (!it->is_string()) bad(pointer + "/" + key, "expected a string");
-  return it->get<std::string>();
-}
-
-std::vector<std::string> texts_of(const Json& object, const char* key, const std::string& pointer) {
-  std::vector<std::string> out;
-  const auto it = object.find(key);
-  if (it == object.end()) return out;
-  if (!it->is_array()) bad(pointer + "/" + key, "expected an array of strings");
-  for (const Json& item : *it) {
-    if (!item.is_string()) bad(pointer + "/" + key, "expected an array of strings");
-    out.push_back(item.get<std::string>());
-  }
-  return out;
-}
-
-std::uint64_t hex_of(const std::string& text, const std::string& pointer) {
-  if (text.size() < 3 || text.size() > 18 || text.compare(0, 2, "0x") != 0 ||
-      text.find_first_not_of("0123456789abcdef", 2) != std::string::npos) {
-    bad(pointer, "expected a hexadecimal number such as \"0x1f\"");
-  }
-  return std::stoull(text.substr(2), nullptr, 16);
-}
-
-/// One batch line: columns of equal length, each an array or one value for all rows.
-class Columns {
- public:
-  Columns(const Json& object, std::string pointer, const char* length_key)
-      : object_(object), pointer_(std::move(pointer)) {
-    if (!object.is_object()) bad(pointer_, "expected an object of columns");
-    const auto it = object.find(length_key);
-    if (it == object.end()) bad(pointer_ + "/" + length_key, "column missing");
-    rows_ = it->is_array() ? it->size() : 1;
-    if (rows_ == 0 || rows_ > kMaxBatch) bad(pointer_ + "/" + length_key, "expected 1 to 65536 rows");
-  }
-  std::size_t rows() const { return rows_; }
-
-  /// Values in [low, high]; null and a missing column are kUnknown, or an error where `needed`.
-  std::vector<std::int64_t> ints(const char* key, std::int64_t high, bool needed = false,
-                                 std::int64_t low = 0) const {
-    std::vector<std::int64_t> out(rows_, kUnknown);
-    const auto it = object_.find(key);
-    if (it == object_.end()) {
-      if (needed) bad(pointer_ + "/" + key, "column missing");
-      return out;
-    }
-    const bool array = it->is_array();
-    if (array && it->size() != rows_) bad(pointer_ + "/" + key, "columns of different length");
-    for (std::size_t i = 0; i < rows_; ++i) {
-      const Json& value = array ? (*it)[i] : *it;
-      if (value.is_null() && !needed) continue;
-      out[i] = integer(value, pointer_ + "/" + key + (array ? "/" + std::to_string(i) : ""), low, high);
-    }
-    return out;
-  }
-
-  /// Sums of differences, each sum in [0, high]; null leaves kUnknown and the sum alone.
-  std::vector<std::int64_t> sums(const char* key, std::int64_t base, std::int64_t high) const {
-    std::vector<std::int64_t> out(rows_, kUnknown);
-    const auto it = object_.find(key);
-    if (it == object_.end() || !it->is_array() || it->size() != rows_)
-      bad(pointer_ + "/" + key, "expected an array of differences");
-    for (std::size_t i = 0; i < rows_; ++i) {
-      const Json& value = (*it)[i];
-      if (value.is_null()) continue;
-      const std::string at = pointer_ + "/" + key + "/" + std::to_string(i);
-      base += integer(value, at, -kMaxTime, kMaxTime - 1);
-      if (base < 0 || base > high) bad(at, base < 0 ? "negative value" : "value out of range");
-      out[i] = base;
-    }
-    return out;
-  }
-
-  struct Times {
-    std::vector<std::int64_t> start;
-    std::vector<std::int64_t> end;
-  };
-  Times times(std::int64_t epoch_ns) const {
-    const auto t = object_.find("t");
-    if (t == object_.end()) bad(pointer_ + "/t", "column missing");
-    const std::int64_t base = epoch_ns + integer(*t, pointer_ + "/t", -(kMaxTime >> 1), kMaxTime >> 1);
-    Times out;
-    out.start = sums("start", base, kMaxTime);
-    out.end = ints("dur", kMaxTime >> 1);
-    for (std::size_t i = 0; i < rows_; ++i) {
-      if (out.end[i] != kUnknown)
-        out.end[i] = out.start[i] == kUnknown ? kUnknown : out.end[i] + out.start[i];
-    }
-    return out;
-  }
-
- private:
-  const Json& object_;
-  std::string pointer_;
-  std::size_t rows_ = 0;
-};
+using namespace reading;  // NOLINT: this file is the reader
 
 class Parser {
  public:
   explicit Parser(const ReadLimits& limits) : limits_(limits) {}
 
   void line(std::string_view text) {
-    if (text.size() > kMaxLine) bad("", "longer than any line that echo-tp writes");
-    check_depth(text);
+    check_shape(text);
     const Json json = Json::parse(text, nullptr, false);
     if (json.is_discarded() || !json.is_object()) {
       if (!have_header_) bad("", foreign());
@@ -565,7 +415,7 @@ Result<Trace> read_profile(const std::string& path, const ReadLimits& limits) {
     }
     line_number = 0;
     return parser.finish(reader.truncated());
-  } catch (const Bad& what) {
+  } catch (const BadLine& what) {
     std::string where = path;
     if (line_number > 1 || !what.pointer.empty()) where += ": line " + std::to_string(line_number);
     if (!what.pointer.empty()) where += ": " + what.pointer;

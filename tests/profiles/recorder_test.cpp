@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -369,6 +370,29 @@ TEST_CASE("a process that never enters the recorder does nothing; without a fold
   REQUIRE(run(folder, "eager", {{"ECHO_TP_RECORD_DIR", ""}}) == 0);
   CHECK(folder.parts().empty());
   REQUIRE(run(folder, "eager", {{"ECHO_TP_RECORD_DIR", "/nowhere/at/all"}}) == 0);
+}
+
+TEST_CASE("the recorder needs no CUDA, CUPTI or NCCL and shows only its entry points") {
+  const auto output = [](const char* command) {
+    std::string text;
+    FILE* pipe = popen(command, "r");
+    REQUIRE(pipe);
+    char line[512];
+    while (std::fgets(line, sizeof line, pipe)) text += line;
+    pclose(pipe);
+    return text;
+  };
+  const std::string needed = output("readelf -d " ECHOTP_RECORDER);
+  REQUIRE(needed.find("libc.so.6") != std::string::npos);
+  for (const char* library : {"libcupti", "libcuda", "libnccl", "libnvToolsExt", "libfmt"}) {
+    CHECK(needed.find(library) == std::string::npos);
+  }
+  const std::string shown =
+      output("nm -D --defined-only " ECHOTP_RECORDER " | awk '{print $3}' | sort | tr '\\n' ' '");
+  CHECK(shown ==
+        "InitializeInjection InitializeInjectionNvtx2 InitializeInjectionNvtxExtension ncclProfiler_v2 "
+        "ncclProfiler_v3 "
+        "ncclProfiler_v4 ncclProfiler_v5 ");
 }
 
 TEST_CASE("the parts of a job become one profile, idle processes left out") {
