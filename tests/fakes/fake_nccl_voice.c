@@ -212,17 +212,21 @@ static void group_api_start(VoiceComm* comm, int captured) {
   if (group_handle) comm->v5->recordEventState(group_handle, 23, NULL);
 }
 
+static void announced_launch(VoiceComm* comm, VoiceLaunch launch, void* user) {
+  void* handle = NULL;
+  if (comm->mask & 2048) {
+    DescriptorV5 d = {0};
+    d.type = 2048;
+    comm->v5->startEvent(comm->context, &handle, &d);
+  }
+  if (launch) launch(user);
+  if (handle) comm->v5->stopEvent(handle);
+}
+
 static void group_launch(VoiceComm* comm, VoiceLaunch launch, void* user) {
   if (comm->v5) {
-    void* handle = NULL;
     if (group_handle) comm->v5->recordEventState(group_handle, 24, NULL);
-    if (comm->mask & 2048) {
-      DescriptorV5 d = {0};
-      d.type = 2048;
-      comm->v5->startEvent(comm->context, &handle, &d);
-    }
-    if (launch) launch(user);
-    if (handle) comm->v5->stopEvent(handle);
+    announced_launch(comm, launch, user);
     if (group_handle) comm->v5->stopEvent(group_handle);
     group_handle = NULL;
   } else {
@@ -268,6 +272,19 @@ EXPORT void voice_group_end(VoiceComm* comm, VoiceLaunch launch, void* user) {
   }
   if (--group_depth == 0) group_launch(comm, launch, user);
   if (comm->nvtx) nvtxDomainRangePop(domain);
+}
+
+EXPORT void voice_group_end_many(VoiceComm* const* comms, int count, VoiceLaunch launch, void* const* users) {
+  static nvtxStringHandle_t text;
+  if (!text) text = nvtxDomainRegisterStringA(domain, "ncclGroupEnd");
+  const nvtxEventAttributes_t event = named(text);
+  nvtxDomainRangePushEx(domain, &event);
+  --group_depth;
+  for (int i = 0; i < count; ++i) announced_launch(comms[i], launch, users[i]);
+  if (group_handle) comms[0]->v5->stopEvent(group_handle);
+  group_handle = NULL;
+  queued_count = 0;
+  nvtxDomainRangePop(domain);
 }
 
 EXPORT void voice_all_reduce(VoiceComm* comm, size_t count, const char* datatype, size_t size, int op,

@@ -19,6 +19,9 @@ VoiceComm* voice_comm_init(uint64_t hash, const char* name, int ranks, int rank,
                            int nvtx);
 void voice_group_start(VoiceComm* comm);
 void voice_group_end(VoiceComm* comm, VoiceLaunch launch, void* user);
+/// A group of calls on several communicators: NCCL launches one kernel for each, in this order. Plugin
+/// version 5.
+void voice_group_end_many(VoiceComm* const* comms, int count, VoiceLaunch launch, void* const* users);
 /// `datatype` as NCCL writes it, "ncclBfloat16"; `op` as ncclRedOp_t. `launch` runs at the implicit group
 /// end; inside a group pass null.
 void voice_all_reduce(VoiceComm* comm, size_t count, const char* datatype, size_t size, int op, void* stream,

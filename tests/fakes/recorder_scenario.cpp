@@ -116,6 +116,18 @@ void capture() {
   }
 }
 
+void two_communicators() {
+  VoiceComm* comms[] = {voice_comm_init(kHash, "tp", 2, 0, 5, 1),
+                        voice_comm_init(kHash + 1, "dp", 2, 1, 5, 1)};
+  voice_group_start(comms[0]);
+  voice_all_reduce(comms[0], 10, "ncclFloat32", 4, 0, kStream, 0, nullptr, nullptr);
+  voice_all_reduce(comms[1], 20, "ncclFloat32", 4, 0, kStream, 0, nullptr, nullptr);
+  voice_all_reduce(comms[0], 30, "ncclFloat32", 4, 0, kStream, 0, nullptr, nullptr);
+  Launch launches[] = {{.correlation = 1}, {.correlation = 2}};
+  void* const users[] = {&launches[0], &launches[1]};
+  voice_group_end_many(comms, 2, launch, users);
+}
+
 void hostile_records() {
   VoiceComm* comm = voice_comm_init(kHash, "tp", 2, 0, 5, 1);
   reduce(comm, 64, {.correlation = 1});
@@ -151,8 +163,10 @@ void forked() {
     std::exit(0);
   }
   int status = 0;
+  const std::uint64_t start = now();
   waitpid(child, &status, 0);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) std::abort();
+  if (now() - start > 3000000000ULL) std::abort();  // the child waited for a writer that it does not have
   reduce(comm, 64, {.correlation = 3});
 }
 
@@ -215,6 +229,7 @@ int main(int argc, char** argv) {
   if (what == "plugin-v4") return eager(4, 1), 0;
   if (what == "plugin-v4-only") return eager(4, 0), 0;
   if (what == "capture") return capture(), 0;
+  if (what == "two-communicators") return two_communicators(), 0;
   if (what == "hostile") return hostile_records(), 0;
   if (what == "endless") return endless(), 0;
   if (what == "by-time") {

@@ -219,6 +219,21 @@ TEST_CASE("plugin version 4 without NVTX") {
   }
 }
 
+TEST_CASE("a group on two communicators: each call has its own communicator's kernel") {
+  const Folder folder;
+  REQUIRE(run(folder, "two-communicators") == 0);
+  const Trace trace = only_trace(folder);
+  REQUIRE(trace.calls.size() == 3);
+  const std::uint32_t launches[] = {1, 2, 1};
+  const int groups[] = {2, 1, 2};
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(trace.calls[i].count == static_cast<std::int64_t>(10 * (i + 1)));
+    CHECK(trace.calls[i].group_size == groups[i]);
+    REQUIRE(trace.calls[i].ops.size() == 1);
+    CHECK(correlation_of(trace, trace.calls[i]) == launches[i]);
+  }
+}
+
 TEST_CASE("captured calls own the kernels of every replay") {
   const Folder folder;
   REQUIRE(run(folder, "capture") == 0);
