@@ -27,11 +27,14 @@ check() { # check WHAT COMMAND...
 }
 
 holds() { # holds FILE PYTHON_EXPRESSION over the document d
-  python3 -c "
+  python3 - "$1" "$2" <<'P'
 import json, sys
 d = json.load(open(sys.argv[1]))
-if not ($2):
-    print('does not hold: $2'); print(json.dumps(d.get('totals', d), indent=1)[:2000]); sys.exit(1)" "$1"
+if not eval(sys.argv[2]):
+    print("does not hold:", sys.argv[2])
+    print(json.dumps(d.get("totals", d), indent=1)[:2000])
+    sys.exit(1)
+P
 }
 
 cat >"$work/policy.json" <<'J'
