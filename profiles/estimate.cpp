@@ -14,7 +14,7 @@
 #include "profiles/proposal.hpp"
 #include "profiles/size_classes.hpp"
 #include "profiles/study.hpp"
-#include "shim/json_reader.hpp"
+#include "shim/units.hpp"
 
 namespace echotp {
 namespace {
