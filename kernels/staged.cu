@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host side of the staged kernels: argument checks, geometry, launch.
+#include <algorithm>
+
 #include "kernels/launch.hpp"
 #include "kernels/staged_plan.hpp"
+#include "kernels/staged_stage.cuh"
 
 namespace echotp {
 
@@ -79,24 +82,48 @@ cudaError_t check_arguments(const StagedArgs& args, Phase phase) noexcept {
 Geometry make_geometry(const StagedArgs& args, Phase phase) noexcept {
   Geometry geometry{};
   const std::int64_t own = own_tiles(args);
-  const std::int64_t tiles = phase == Phase::kReduce ? own : tile_count(args.count) - own;
+  // The grid of quantise has a row for every other owner, whose segments are equally long but for a last
+  // tile.
+  const std::int64_t tiles = phase == Phase::kReduce     ? own
+                             : phase == Phase::kQuantise ? segment_tiles(args.count, args.ranks)
+                                                         : tile_count(args.count) - own;
   geometry.items = static_cast<std::uint32_t>(tiles * kTileItems);
   geometry.segment_bytes = segment_bytes(args.count, args.ranks, args.codec);
   geometry.tile_bytes = tile_bytes(args.codec);
   geometry.group_shift = std::countr_zero(static_cast<unsigned>(args.codec.group));
+  geometry.lanes = args.codec.group / kLaneElements;
+  geometry.scale_step = kSliceElements / args.codec.group;
+  geometry.nibble_magic = kNibbleMagic;
+  geometry.pair_magic = kPairMagic;
   geometry.vector = (phase == Phase::kDecode || aligned16(args.send)) &&
                     (phase == Phase::kQuantise || aligned16(args.recv));
   geometry.coefficients = coefficients(args.compensation);
+  const Memory memory = memory_of(args, phase);
+  if (phase == Phase::kReduce) {
+    geometry.staged_peers = std::min(args.ranks - 1, kStagedPeers);
+    geometry.staged_before = std::min(args.rank, kStagedPeers);
+  }
+  if (phase == Phase::kReduce || (phase == Phase::kQuantise && memory != Memory::kNone)) {
+    geometry.stage_bytes = stage_bytes(args.dtype, memory, args.compensation.state, geometry.staged_peers);
+  }
   return geometry;
 }
 
-cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geometry,
+cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geometry, unsigned grid_rows,
                    cudaStream_t stream) noexcept {
-  if (geometry.items == 0) return cudaSuccess;
+  if (geometry.items == 0 || grid_rows == 0) return cudaSuccess;
   void* parameters[] = {const_cast<StagedArgs*>(&args), const_cast<Geometry*>(&geometry)};
-  const dim3 grid((geometry.items + kBlockWarps - 1) / kBlockWarps);
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(kBlockThreads), parameters, 0,
-                          stream);
+  const dim3 grid((geometry.items + kBlockWarps - 1) / kBlockWarps, grid_rows);
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(kBlockThreads), parameters,
+                          static_cast<std::size_t>(geometry.stage_bytes) * kBlockWarps, stream);
+}
+
+cudaError_t launch(VariantTable& kernels, const StagedArgs& args, Phase phase, cudaStream_t stream) noexcept {
+  const cudaError_t status = check_arguments(args, phase);
+  if (status != cudaSuccess || args.count == 0) return status;
+  const Kernel kernel = kernels[variant_of(args.dtype, memory_of(args, phase), args.compensation.state)];
+  const unsigned rows = phase == Phase::kQuantise ? static_cast<unsigned>(args.ranks - 1) : 1u;
+  return launch(kernel, args, make_geometry(args, phase), rows, stream);
 }
 
 }  // namespace device

@@ -10,6 +10,7 @@ namespace {
 /// A lane's eight codes as elements of `D`.
 template <DataType D>
 __device__ __forceinline__ void decode_lane(std::uint32_t codes, std::uint16_t scale,
+                                            const Geometry& geometry,
                                             std::uint32_t (&out)[kElementWords<D>]) {
   if constexpr (D == DataType::kBf16) {
     // Two codes at a time: nibbles become 128..143 by sitting in the mantissa of bf16 128. code * scale
@@ -17,7 +18,7 @@ __device__ __forceinline__ void decode_lane(std::uint32_t codes, std::uint16_t s
     std::uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      pairs[i] = ((codes >> (4 * i)) & 0x000F000Fu) | 0x43004300u;  // elements i and i + 4
+      pairs[i] = ((codes >> (4 * i)) & 0x000F000Fu) | geometry.pair_magic;  // elements i and i + 4
     const std::uint32_t ordered[4] = {
         __byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410),
         __byte_perm(pairs[0], pairs[1], 0x7632), __byte_perm(pairs[2], pairs[3], 0x7632)};
@@ -39,7 +40,8 @@ __device__ __forceinline__ void decode_lane(std::uint32_t codes, std::uint16_t s
     float decoded[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float code = __fsub_rn(__uint_as_float(((codes >> (4 * i)) & 0xFu) | 0x4B000000u), 8388616.0f);
+      const float code =
+          __fsub_rn(__uint_as_float(((codes >> (4 * i)) & 0xFu) | geometry.nibble_magic), 8388616.0f);
       decoded[i] = __fmul_rn(code, factor);
     }
     pack_elements<D>(decoded, out);
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kBlockThreads, 12)
 #pragma unroll
   for (int s = 0; s < kItemSlices; ++s) {
     std::uint32_t out[kElementWords<D>];
-    decode_lane<D>(loaded[s], scale[s], out);
+    decode_lane<D>(loaded[s], scale[s], geometry, out);
     store_elements<D>(recv + s * kSliceElements * element_bytes(D), full, left - s * kSliceElements, lane,
                       out);
   }
@@ -102,7 +104,7 @@ cudaError_t launch_decode(const StagedArgs& args, cudaStream_t stream) noexcept 
   const cudaError_t status = device::check_arguments(args, kPhase);
   if (status != cudaSuccess || args.count == 0) return status;
   return device::launch(device::kKernels[static_cast<int>(args.dtype)], args,
-                        device::make_geometry(args, kPhase), stream);
+                        device::make_geometry(args, kPhase), 1, stream);
 }
 
 }  // namespace echotp

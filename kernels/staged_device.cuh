@@ -31,13 +31,25 @@ enum class Memory { kNone, kFast, kDual };
 template <Memory M>
 inline constexpr int kCompensatedBlocksPerSm = M == Memory::kDual ? 7 : 8;
 
+/// 2^23, and 128 twice in bf16: a nibble in the low mantissa bits is added to them.
+inline constexpr std::uint32_t kNibbleMagic = 0x4B000000u;
+inline constexpr std::uint32_t kPairMagic = 0x43004300u;
+
 /// What the host works out once a launch.
 struct Geometry {
   std::int64_t segment_bytes;  // row pitch of outbox, inbox and gathered
-  std::uint32_t items;         // units of work of this launch
+  std::uint32_t items;         // units of work of this launch; quantise: of every other owner
   int tile_bytes;
   int group_shift;  // log2 of the group
-  bool vector;      // send and recv are 16-byte aligned
+  int lanes;        // that share a group
+  int scale_step;   // groups of a slice
+  // Constants that are operands rather than immediates, so that masking and merging is one instruction.
+  std::uint32_t nibble_magic;  // kNibbleMagic
+  std::uint32_t pair_magic;    // kPairMagic
+  bool vector;                 // send and recv are 16-byte aligned
+  int stage_bytes;             // shared memory of a warp
+  int staged_peers;            // peers whose codes go through it
+  int staged_before;           // those of lower rank
   Coefficients coefficients;
 };
 
@@ -59,8 +71,10 @@ __device__ __forceinline__ float max_nan(float a, float b) {
 __device__ __forceinline__ std::uint32_t group_max(std::uint32_t value, int lanes) {
   value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, 1));
   value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, 2));
-  if (lanes > 4) value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, 4));
-  if (lanes > 8) value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, 8));
+  if (lanes > 4) {
+    value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, 4));
+    if (lanes > 8) value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, 8));
+  }
   return value;
 }
 
@@ -183,16 +197,19 @@ __device__ __forceinline__ void pack_elements(const float (&x)[8], std::uint32_t
   }
 }
 
+/// kInt8Bias + entry i of int8 entries: entry + 128 sits in the mantissa of 2^15, an exact conversion without
+/// the slow integer one.
+inline constexpr float kInt8Bias = 32768.0f + 128.0f;
+__device__ __forceinline__ float biased_int8(const std::uint32_t (&raw)[2], int i) {
+  return __uint_as_float(__byte_perm(raw[i / 4] ^ 0x80808080u, 0x47000000u, 0x7404u + ((i & 3) << 4)));
+}
+
 /// A lane's eight entries of one estimate, as stored, in fp32.
 template <StateFormat F>
 __device__ __forceinline__ void unpack_state(const std::uint32_t (&raw)[kStateWords<F>], float (&v)[8]) {
   if constexpr (F == StateFormat::kInt8) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      // byte + 128 as the low mantissa bits of 2^23: an exact conversion without the slow integer one.
-      const std::uint32_t biased = raw[i / 4] ^ 0x80808080u;
-      v[i] = __fsub_rn(__uint_as_float(__byte_perm(biased, 0x4B000000u, 0x7440u + (i & 3))), 8388736.0f);
-    }
+    for (int i = 0; i < 8; ++i) v[i] = __fsub_rn(biased_int8(raw, i), kInt8Bias);
   } else if constexpr (F == StateFormat::kFp16) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -329,41 +346,71 @@ __device__ __forceinline__ void round_lane(const float (&u)[8], std::uint32_t ke
   }
 }
 
-/// Corrects x by the estimates of slice s of the batch that begins at slice `batch` of the item, rounds,
-/// updates and stores the estimates. `out` are the elements that go to the user (owner only).
-template <DataType D, Memory M, StateFormat F, int Slices, bool Owner>
-__device__ __forceinline__ void round_compensated(const float (&x)[8], const LaneState<M, F, Slices>& state,
-                                                  int batch, int s, const Coefficients& k, int lanes,
-                                                  int lane, int place, StateCursor<F>& cursor,
-                                                  Rounding& result, std::uint32_t (&out)[kElementWords<D>]) {
-  float fast[8];
-  float slow[8];
-  unpack_state<F>(state.fast[s], fast);
-  if constexpr (M == Memory::kDual) unpack_state<F>(state.slow[s], slow);
-  Coefficients scaled_k = k;
-  if constexpr (F != StateFormat::kFp32)
-    scaled_k = scaled(k, bf16_to_float(cursor.units.of(batch + s, lane, place)));
-  const auto correction_of = [&](int i) {
-    if constexpr (M == Memory::kDual) {
-      return correction(scaled_k, fast[i], slow[i]);
-    } else {
-      return correction(scaled_k, fast[i]);
+/// The corrections of a lane's eight values, not yet limited, by the coefficients k and the same scaled by
+/// the group's unit. `Short`: a shorter way may be taken, which is exact unless it overflows.
+template <Memory M, StateFormat F, bool Short>
+__device__ __forceinline__ void corrections(const LaneState<M, F, 1>& state, const Coefficients& k,
+                                            const Coefficients& scaled_k, float (&c)[8]) {
+  if constexpr (Short && M == Memory::kFast && F == StateFormat::kInt8) {
+    if (k.a == 1.0f) {
+      // The unit has 8 significant bits, the bias 9: their product is exact, and so is what is left of it.
+      const float bias = __fmul_rn(scaled_k.a, -kInt8Bias);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) c[i] = __fmaf_rn(scaled_k.a, biased_int8(state.fast[0], i), bias);
+      return;
     }
-  };
+  }
+  float fast[8];
+  unpack_state<F>(state.fast[0], fast);
+  if constexpr (M == Memory::kDual) {
+    float slow[8];
+    unpack_state<F>(state.slow[0], slow);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) c[i] = correction(scaled_k, fast[i], slow[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) c[i] = correction(scaled_k, fast[i]);
+  }
+}
+
+/// The same values, of which the compiler does not know it: what is computed from them anew need not be kept
+/// in registers until then.
+template <Memory M, StateFormat F>
+__device__ __forceinline__ LaneState<M, F, 1> forgotten(LaneState<M, F, 1> state) {
+#pragma unroll
+  for (int i = 0; i < kStateWords<F>; ++i) {
+    asm volatile("" : "+r"(state.fast[0][i]));
+    if constexpr (M == Memory::kDual) asm volatile("" : "+r"(state.slow[0][i]));
+  }
+  return state;
+}
+
+/// Corrects x by the estimates of slice s of the item, rounds, updates and stores the estimates; the cursor
+/// stands at that slice. `out` are the elements that go to the user (owner only).
+template <DataType D, Memory M, StateFormat F, bool Owner>
+__device__ __forceinline__ void round_compensated(const float (&x)[8], const LaneState<M, F, 1>& state, int s,
+                                                  const Coefficients& k, int lanes, int lane, int place,
+                                                  StateCursor<F>& cursor, Rounding& result,
+                                                  std::uint32_t (&out)[kElementWords<D>]) {
+  Coefficients scaled_k = k;
+  if constexpr (F != StateFormat::kFp32) scaled_k = scaled(k, bf16_to_float(cursor.units.of(s, lane, place)));
 
   float u[8];
   float bound =
       F == StateFormat::kInt8 ? __fmul_rn(128.01f, __fadd_rn(fabsf(scaled_k.a), fabsf(scaled_k.b))) : 0.0f;
+  {
+    float c[8];
+    corrections<M, F, true>(state, k, scaled_k, c);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float c = correction_of(i);
-    if constexpr (F != StateFormat::kInt8) bound = fmaxf(bound, fabsf(c));
-    u[i] = __fadd_rn(x[i], c);
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (F != StateFormat::kInt8) bound = fmaxf(bound, fabsf(c[i]));
+      u[i] = __fadd_rn(x[i], c[i]);
+    }
   }
   std::uint32_t key = group_key(u, lanes);
   // Where no correction exceeds half of the corrected extremum, none exceeds the uncompensated one either,
-  // and where that is far from overflow no sum was an Inf: then nothing has to be limited. Otherwise (rare)
-  // it is done as defined.
+  // and where that is far from overflow no sum was an Inf: then nothing has to be limited. Otherwise (rare),
+  // and where the short way overflowed, it is done as defined.
   const float extremum = __uint_as_float(key >> 1);
   const bool plain = __fmul_rn(2.01f, bound) <= extremum && extremum <= 0x1p126f;
   if (__any_sync(0xFFFFFFFFu, !plain)) {
@@ -371,9 +418,11 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
 #pragma unroll
     for (int i = 1; i < 8; ++i) top = max_nan(top, fabsf(x[i]));
     const float limit = __uint_as_float(group_max(__float_as_uint(top), lanes));
+    float c[8];
+    corrections<M, F, false>(forgotten(state), k, scaled_k, c);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      u[i] = __fadd_rn(x[i], clamp_symmetric(correction_of(i), limit));
+      u[i] = __fadd_rn(x[i], clamp_symmetric(c[i], limit));
       if (is_finite(limit)) u[i] = clamp_symmetric(u[i], kFloatMax);
     }
     key = group_key(u, lanes);
@@ -396,13 +445,17 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
     for (int i = 0; i < 8; ++i) residual[i] = __fmaf_rn(-code_of(encoded[i]), result.scale.scale, u[i]);
   }
 
+  float fast[8];
   if (k.bf == 0.0f) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) fast[i] = follow_fast(scaled_k, true, fast[i], residual[i]);
+    for (int i = 0; i < 8; ++i) fast[i] = follow_fast(scaled_k, true, 0.0f, residual[i]);
   } else {
+    unpack_state<F>(forgotten(state).fast[0], fast);
 #pragma unroll
     for (int i = 0; i < 8; ++i) fast[i] = follow_fast(scaled_k, false, fast[i], residual[i]);
   }
+  float slow[8];
+  if constexpr (M == Memory::kDual) unpack_state<F>(state.slow[0], slow);
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -418,8 +471,7 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
     inverse = state_inverse(unit);
     // A group that could not be rounded keeps its estimates, unless the pass starts here: then they become
     // zero.
-    if (result.scale.finite || cursor.reset)
-      cursor.units.keep(batch + s, place, result.scale.finite ? unit : 0);
+    if (result.scale.finite || cursor.reset) cursor.units.keep(s, place, result.scale.finite ? unit : 0);
   }
   const auto store = [&](char* address, const float(&estimates)[8]) {
     std::uint32_t words[kStateWords<F>];
@@ -427,7 +479,7 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
 #pragma unroll
     for (int i = 0; i < kStateWords<F>; ++i) words[i] = result.scale.finite ? words[i] : 0;
     if (cursor.store && (result.scale.finite || cursor.reset)) {
-      store_words(address + s * StateCursor<F>::kSliceBytes, words);
+      store_words(address, words);
     }
   };
   store(cursor.fast, fast);

@@ -32,9 +32,23 @@ Memory memory_of(const StagedArgs& args, Phase phase) noexcept;
 
 using Kernel = void (*)(StagedArgs, Geometry);
 
-/// Launches over geometry.items. Uses no last-error state of the caller.
-cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geometry,
+/// Position of a kernel in a table of all variants: by element type, then none, fast x 3 formats, dual x 3
+/// formats.
+inline constexpr int kVariants = 7;
+inline int variant_of(DataType dtype, Memory memory, StateFormat format) noexcept {
+  const int state =
+      memory == Memory::kNone ? 0 : 1 + (memory == Memory::kDual ? 3 : 0) + static_cast<int>(format);
+  return static_cast<int>(dtype) * kVariants + state;
+}
+inline constexpr int kTypes = 3;
+using VariantTable = const Kernel[kTypes * kVariants];
+
+/// Launches one kernel over geometry.items, `grid_rows` times. Uses no last-error state of the caller.
+cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geometry, unsigned grid_rows,
                    cudaStream_t stream) noexcept;
+
+/// Checks the arguments of quantise or reduce and launches the variant that they ask for.
+cudaError_t launch(VariantTable& kernels, const StagedArgs& args, Phase phase, cudaStream_t stream) noexcept;
 
 /// Loads kernels on the current device.
 template <int N>
@@ -45,15 +59,6 @@ cudaError_t load(const Kernel (&kernels)[N]) noexcept {
     if (status != cudaSuccess) return status;
   }
   return cudaSuccess;
-}
-
-/// Position of a kernel in a table of all variants: by element type, then none, fast x 3 formats, dual x 3
-/// formats.
-inline constexpr int kVariants = 7;
-inline int variant_of(DataType dtype, Memory memory, StateFormat format) noexcept {
-  const int state =
-      memory == Memory::kNone ? 0 : 1 + (memory == Memory::kDual ? 3 : 0) + static_cast<int>(format);
-  return static_cast<int>(dtype) * kVariants + state;
 }
 
 cudaError_t load_quantise_kernels() noexcept;

@@ -2,38 +2,35 @@
 // Phase 1: rounds the tiles of the other owners for the wire, with the sender's compensation.
 #include "kernels/launch.hpp"
 #include "kernels/staged_plan.hpp"
+#include "kernels/staged_stage.cuh"
 
 namespace echotp {
 namespace device {
 namespace {
 
-/// Slices whose loads are in flight together. Estimates take registers and bring loads of their own.
-template <DataType D, Memory M>
-inline constexpr int kBatch = M != Memory::kNone     ? 1
-                              : D == DataType::kFp32 ? 2
-                                                     : 4;
-
 template <Memory M>
 inline constexpr int kBlocksPerSm = M == Memory::kNone ? 10 : kCompensatedBlocksPerSm<M>;
 
+/// Without estimates there is little to compute, and loads into registers keep the memory busy by themselves.
+template <DataType D>
+inline constexpr int kBatch = D == DataType::kFp32 ? 2 : 4;
+
+/// Grid: blocks over the rows of the message, by the other owners.
 template <DataType D, Memory M, StateFormat F>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     quantise_kernel(const __grid_constant__ StagedArgs args, const __grid_constant__ Geometry geometry) {
-  constexpr int kSlices = kBatch<D, M>;
   const std::uint32_t item = blockIdx.x * kBlockWarps + threadIdx.x / kWarpThreads;
   if (item >= geometry.items) return;
   const int lane = threadIdx.x % kWarpThreads;
   const int lane_shift = geometry.group_shift - 3;
-  const int lanes = 1 << lane_shift;
+  const int lanes = geometry.lanes;
   const int place = lane & (lanes - 1);
 
-  const std::uint32_t others = args.ranks - 1;
-  const std::uint32_t index = item / kTileItems;
-  const std::uint32_t row = index / others;
-  std::uint32_t owner = index - row * others;
-  if (owner >= static_cast<std::uint32_t>(args.rank)) ++owner;
+  const std::uint32_t row = item / kTileItems;
+  const std::uint32_t owner = blockIdx.y + (blockIdx.y >= static_cast<std::uint32_t>(args.rank) ? 1 : 0);
   const int begin = item % kTileItems * (kItemSlices * kSliceElements);  // within the tile
   const std::int64_t tile_first = (static_cast<std::int64_t>(row) * args.ranks + owner) * kTileElements;
+  if (tile_first >= args.count) return;
   const std::int64_t first = tile_first + begin;
   const int left = bounded_left(args.count - first);
   const bool full = geometry.vector && left == kItemSlices * kSliceElements;
@@ -41,47 +38,65 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
       args.outbox + owner * geometry.segment_bytes + static_cast<std::int64_t>(row) * geometry.tile_bytes;
   auto* codes = reinterpret_cast<std::uint32_t*>(wire + begin / 2) + lane;
   const char* send = static_cast<const char*>(args.send) + (first + lane * kLaneElements) * element_bytes(D);
-  const bool has_state = args.first + tile_first + kTileElements <= args.state.capacity;
-  StateCursor<F> cursor(args, args.first + first, has_state, lane);
   GroupValues scales;
-  std::uint16_t* const unit_address = GroupValues::address(
-      args.state.unit + ((args.first + first) >> geometry.group_shift), place, lane, lane_shift);
-  if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
-    if (cursor.load && place < kItemSlices) cursor.units.held = *unit_address;
-  }
 
+  if constexpr (M == Memory::kNone) {
+    constexpr int kSlices = kBatch<D>;
 #pragma unroll 1
-  for (int batch = 0; batch < kItemSlices; batch += kSlices) {
-    std::uint32_t raw[kSlices][kElementWords<D>];
-    LaneState<M, F, kSlices> state;
-    load_elements<D, kSlices>(send, full, left - batch * kSliceElements, lane, raw);
-    if constexpr (M != Memory::kNone) load_state(cursor, state);
+    for (int batch = 0; batch < kItemSlices; batch += kSlices) {
+      std::uint32_t raw[kSlices][kElementWords<D>];
+      load_elements<D, kSlices>(send, full, left - batch * kSliceElements, lane, raw);
 #pragma unroll
-    for (int s = 0; s < kSlices; ++s) {
-      float x[8];
-      unpack_elements<D>(raw[s], x);
-      Rounding rounding;
-      if constexpr (M == Memory::kNone) {
+      for (int s = 0; s < kSlices; ++s) {
+        float x[8];
         float encoded[8];
+        Rounding rounding;
+        unpack_elements<D>(raw[s], x);
         round_lane<false>(x, group_key(x, lanes), rounding, encoded);
-      } else {
-        std::uint32_t unused[kElementWords<D>];
-        round_compensated<D, M, F, kSlices, false>(x, state, batch, s, geometry.coefficients, lanes, lane,
-                                                   place, cursor, rounding, unused);
+        codes[s * kWarpThreads] = rounding.codes;
+        scales.keep(batch + s, place, rounding.scale.bits);
       }
-      codes[s * kWarpThreads] = rounding.codes;
-      scales.keep(batch + s, place, rounding.scale.bits);
+      codes += kSlices * kWarpThreads;
+      send += kSlices * kSliceElements * element_bytes(D);
     }
-    codes += kSlices * kWarpThreads;
-    send += kSlices * kSliceElements * element_bytes(D);
-    if constexpr (M != Memory::kNone) cursor.advance(kSlices);
+  } else {
+    extern __shared__ uint4 shared[];
+    Stage<D, M, F> stage(
+        reinterpret_cast<std::uint8_t*>(shared) + threadIdx.x / kWarpThreads * stage_bytes(D, M, F, 0), lane);
+    const bool has_state = args.first + tile_first + kTileElements <= args.state.capacity;
+    StateCursor<F> cursor(args, args.first + first, has_state, lane);
+    std::uint16_t* const unit_address = GroupValues::address(
+        args.state.unit + ((args.first + first) >> geometry.group_shift), place, lane, lane_shift);
+    if constexpr (F != StateFormat::kFp32) {
+      if (cursor.load && place < kItemSlices) cursor.units.held = *unit_address;
+    }
+    stage.fetch_elements(send, full, left, lane);
+    stage.fetch_state(cursor);
+    wait_for_copies();
+#pragma unroll 1
+    for (int s = 0; s < kItemSlices; ++s) {
+      std::uint32_t raw[kElementWords<D>];
+      LaneState<M, F, 1> state;
+      stage.elements(s, raw);
+      stage.state(s, cursor, state);
+      float x[8];
+      unpack_elements<D>(raw, x);
+      Rounding rounding;
+      std::uint32_t unused[kElementWords<D>];
+      round_compensated<D, M, F, false>(x, state, s, geometry.coefficients, lanes, lane, place, cursor,
+                                        rounding, unused);
+      *codes = rounding.codes;
+      scales.keep(s, place, rounding.scale.bits);
+      codes += kWarpThreads;
+      cursor.advance(1);
+    }
+    if constexpr (F != StateFormat::kFp32) {
+      if (cursor.store && place < kItemSlices) *unit_address = static_cast<std::uint16_t>(cursor.units.held);
+    }
   }
   if (place < kItemSlices) {
     auto* base = reinterpret_cast<std::uint16_t*>(wire + kTileElements / 2) + (begin >> geometry.group_shift);
     *GroupValues::address(base, place, lane, lane_shift) = static_cast<std::uint16_t>(scales.held);
-    if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
-      if (cursor.store) *unit_address = static_cast<std::uint16_t>(cursor.units.held);
-    }
   }
 }
 
@@ -98,12 +113,7 @@ cudaError_t load_quantise_kernels() noexcept {
 }  // namespace device
 
 cudaError_t launch_quantise(const StagedArgs& args, cudaStream_t stream) noexcept {
-  constexpr auto kPhase = device::Phase::kQuantise;
-  const cudaError_t status = device::check_arguments(args, kPhase);
-  if (status != cudaSuccess || args.count == 0) return status;
-  const int variant =
-      device::variant_of(args.dtype, device::memory_of(args, kPhase), args.compensation.state);
-  return device::launch(device::kKernels[variant], args, device::make_geometry(args, kPhase), stream);
+  return device::launch(device::kKernels, args, device::Phase::kQuantise, stream);
 }
 
 }  // namespace echotp

@@ -3,14 +3,12 @@
 // writes what everybody decodes.
 #include "kernels/launch.hpp"
 #include "kernels/staged_plan.hpp"
+#include "kernels/staged_stage.cuh"
 
 namespace echotp {
 namespace device {
 namespace {
 
-/// Slices that are worked on together. Their sums stay in registers while the peers' codes are added.
-template <DataType D, Memory M>
-inline constexpr int kBatch = M != Memory::kNone || D == DataType::kFp32 ? 1 : 2;
 /// From sm_100 on the compiler needs a few registers more for the same code.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 inline constexpr int kFewerBlocks = 1;
@@ -20,53 +18,33 @@ inline constexpr int kFewerBlocks = 0;
 template <Memory M>
 inline constexpr int kBlocksPerSm = M == Memory::kNone ? 8 : kCompensatedBlocksPerSm<M> - kFewerBlocks;
 
-/// Codes and scales of a lane, of one peer.
-template <int Slices>
-struct PeerCodes {
-  std::uint32_t codes[Slices];
-  std::uint16_t scale[Slices];
-};
-
-/// `codes` and `scales` point at the lane's own of the first slice.
-template <int Slices>
-__device__ __forceinline__ PeerCodes<Slices> load_peer(const std::uint32_t* codes,
-                                                       const std::uint16_t* scales, std::int64_t row_offset,
-                                                       int scale_step) {
-  PeerCodes<Slices> peer;
-  codes = reinterpret_cast<const std::uint32_t*>(reinterpret_cast<const char*>(codes) + row_offset);
-  scales = reinterpret_cast<const std::uint16_t*>(reinterpret_cast<const char*>(scales) + row_offset);
-#pragma unroll
-  for (int s = 0; s < Slices; ++s) {
-    peer.codes[s] = __ldcs(codes + s * kWarpThreads);
-    peer.scale[s] = __ldg(scales + s * scale_step);
-  }
-  return peer;
-}
-
 /// sum += code * scale for a lane's eight codes; the product is exact, so the fused operation rounds as the
 /// addition does.
-__device__ __forceinline__ void accumulate(std::uint32_t codes, float scale, float (&sum)[8]) {
+__device__ __forceinline__ void accumulate(std::uint32_t codes, float scale, std::uint32_t magic,
+                                           float (&sum)[8]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    // The nibble stays where it is, inside the mantissa of 2^23: that gives code * 16^n, which the scale
-    // makes good.
-    const int n = i % 4;
-    const std::uint32_t word = i < 4 ? codes : codes >> 16;
-    const float magic = __uint_as_float((word & (0xFu << (4 * n))) | 0x4B000000u);
-    const float shifted = __fsub_rn(magic, static_cast<float>(8388608 + (8 << (4 * n))));
-    sum[i] = __fmaf_rn(shifted, __fmul_rn(scale, 1.0f / static_cast<float>(1 << (4 * n))), sum[i]);
+  for (int n = 0; n < 4; ++n) {
+    // A nibble stays where it is, inside the mantissa of 2^23: that gives code * 16^n, which the scale makes
+    // good.
+    const float factor = n == 0 ? scale : __fmul_rn(scale, 1.0f / static_cast<float>(1 << (4 * n)));
+    const float bias = static_cast<float>(8388608 + (8 << (4 * n)));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t word = codes >> (16 * half);
+      const float shifted = __fsub_rn(__uint_as_float((word & (0xFu << (4 * n))) | magic), bias);
+      sum[n + 4 * half] = __fmaf_rn(shifted, factor, sum[n + 4 * half]);
+    }
   }
 }
 
 template <DataType D, Memory M, StateFormat F>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     reduce_kernel(const __grid_constant__ StagedArgs args, const __grid_constant__ Geometry geometry) {
-  constexpr int kSlices = kBatch<D, M>;
   const std::uint32_t item = blockIdx.x * kBlockWarps + threadIdx.x / kWarpThreads;
   if (item >= geometry.items) return;
   const int lane = threadIdx.x % kWarpThreads;
   const int lane_shift = geometry.group_shift - 3;
-  const int lanes = 1 << lane_shift;
+  const int lanes = geometry.lanes;
   const int place = lane & (lanes - 1);
 
   const std::uint32_t row = item / kTileItems;
@@ -76,16 +54,18 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   const int left = bounded_left(args.count - first);
   const bool full = geometry.vector && left == kItemSlices * kSliceElements;
   const std::int64_t wire_offset = static_cast<std::int64_t>(row) * geometry.tile_bytes;
-  const int scale_step = kWarpThreads >> lane_shift;
+  const int scale_step = geometry.scale_step;
+  const int code_offset = begin_slice * (kSliceElements / 2);
+  const int scale_offset = kTileElements / 2 + begin_slice * scale_step * 2;
   std::uint8_t* wire = args.gathered + args.rank * geometry.segment_bytes + wire_offset;
-  auto* codes = reinterpret_cast<std::uint32_t*>(wire) + begin_slice * kWarpThreads + lane;
+  auto* codes = reinterpret_cast<std::uint32_t*>(wire + code_offset) + lane;
   const std::uint8_t* inbox = args.inbox + wire_offset;
-  const auto* inbox_codes = reinterpret_cast<const std::uint32_t*>(inbox) + begin_slice * kWarpThreads + lane;
-  const auto* inbox_scales = reinterpret_cast<const std::uint16_t*>(inbox + kTileElements / 2) +
-                             begin_slice * scale_step + (lane >> lane_shift);
   const std::int64_t own_offset = (first + lane * kLaneElements) * element_bytes(D);
-  const char* send = static_cast<const char*>(args.send) + own_offset;
   char* recv = static_cast<char*>(args.recv) + own_offset;
+
+  extern __shared__ uint4 shared[];
+  Stage<D, M, F> stage(
+      reinterpret_cast<std::uint8_t*>(shared) + threadIdx.x / kWarpThreads * geometry.stage_bytes, lane);
   const bool has_state = args.first + tile_first + kTileElements <= args.state.capacity;
   StateCursor<F> cursor(args, args.first + first, has_state, lane);
   GroupValues scales;
@@ -94,76 +74,91 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
     if (cursor.load && place < kItemSlices) cursor.units.held = *unit_address;
   }
+  stage.fetch_elements(static_cast<const char*>(args.send) + own_offset, full, left, lane);
+  stage.fetch_state(cursor);
+  {
+    const std::uint8_t* peer = inbox;
+#pragma unroll 1
+    for (int i = 0; i < geometry.staged_peers; ++i) {
+      if (i == args.rank) peer += geometry.segment_bytes;
+      stage.fetch_peer(i, peer + code_offset, peer + scale_offset, kItemSlices * scale_step * 2, lane);
+      peer += geometry.segment_bytes;
+    }
+  }
+  wait_for_copies();
+  __syncwarp();
   int nonfinite = 0;
+  const bool some_direct = args.ranks - 1 > kStagedPeers;
+  int lane_code = lane * 4;
+  int lane_scale = (lane >> lane_shift) * 2;
 
 #pragma unroll 1
-  for (int batch = 0; batch < kItemSlices; batch += kSlices) {
-    std::uint32_t raw[kSlices][kElementWords<D>];
-    LaneState<M, F, kSlices> state;
-    load_elements<D, kSlices>(send, full, left - batch * kSliceElements, lane, raw);
-    // The codes of the next peer are on their way while those of this one are added.
-    int next = args.rank == 0 ? 1 : 0;
-    PeerCodes<kSlices> ahead{};
-    if (next < args.ranks) {
-      ahead = load_peer<kSlices>(inbox_codes, inbox_scales, next * geometry.segment_bytes, scale_step);
-    }
-    if constexpr (M != Memory::kNone) load_state(cursor, state);
-    float sum[kSlices][8];
+  for (int s = 0; s < kItemSlices; ++s) {
+    std::uint32_t raw[kElementWords<D>];
+    LaneState<M, F, 1> state;
+    stage.elements(s, raw);
+    if constexpr (M != Memory::kNone) stage.state(s, cursor, state);
+    float sum[8];
 #pragma unroll
-    for (int s = 0; s < kSlices; ++s) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum[s][i] = -0.0f;  // the one value that leaves every first term as it is
-    }
+    for (int i = 0; i < 8; ++i) sum[i] = -0.0f;  // the one value that leaves every first term as it is
+    const std::uint8_t* peer_code = stage.peer(0) + lane_code;
+    const std::uint8_t* peer_scale = stage.peer(0) + kPeerCodeBytes + lane_scale;
+    const auto add_staged = [&](int peers) {
 #pragma unroll 1
-    for (int p = 0; p < args.ranks; ++p) {
-      if (p == args.rank) {
-#pragma unroll
-        for (int s = 0; s < kSlices; ++s) {
-          float x[8];
-          unpack_elements<D>(raw[s], x);
-#pragma unroll
-          for (int i = 0; i < 8; ++i) sum[s][i] = __fadd_rn(sum[s][i], x[i]);
-        }
-        continue;
+      for (; peers > 0; --peers) {
+        const auto word = *reinterpret_cast<const std::uint32_t*>(peer_code);
+        const auto scale = *reinterpret_cast<const std::uint16_t*>(peer_scale);
+        peer_code += kPeerBytes;
+        peer_scale += kPeerBytes;
+        accumulate(word, bf16_to_float(scale), geometry.nibble_magic, sum);
       }
-      const PeerCodes<kSlices> now = ahead;
-      next = p + 1 == args.rank ? p + 2 : p + 1;
-      if (next < args.ranks) {
-        ahead = load_peer<kSlices>(inbox_codes, inbox_scales, next * geometry.segment_bytes, scale_step);
+    };
+    const auto add_direct = [&](int from, int to) {
+#pragma unroll 1
+      for (int rank = from; rank < to; ++rank) {
+        const std::uint8_t* peer = inbox + rank * geometry.segment_bytes;
+        const auto word = __ldcs(reinterpret_cast<const std::uint32_t*>(peer + code_offset + lane_code));
+        const auto scale = __ldg(reinterpret_cast<const std::uint16_t*>(peer + scale_offset + lane_scale));
+        accumulate(word, bf16_to_float(scale), geometry.nibble_magic, sum);
       }
+    };
+    add_staged(geometry.staged_before);
+    if (some_direct) add_direct(kStagedPeers, args.rank);
+    {
+      float x[8];
+      unpack_elements<D>(raw, x);
 #pragma unroll
-      for (int s = 0; s < kSlices; ++s) accumulate(now.codes[s], bf16_to_float(now.scale[s]), sum[s]);
+      for (int i = 0; i < 8; ++i) sum[i] = __fadd_rn(sum[i], x[i]);
+    }
+    add_staged(geometry.staged_peers - geometry.staged_before);
+    if (some_direct) add_direct(max(args.rank, kStagedPeers) + 1, args.ranks);
+    lane_code += kSliceElements / 2;
+    lane_scale += 2 * geometry.scale_step;
+    if (args.post_scale != 1.0f) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = __fmul_rn(sum[i], args.post_scale);
     }
 
-#pragma unroll
-    for (int s = 0; s < kSlices; ++s) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum[s][i] = __fmul_rn(sum[s][i], args.post_scale);
-      Rounding rounding;
-      std::uint32_t out[kElementWords<D>];
-      if constexpr (M == Memory::kNone) {
-        float encoded[8];
-        round_lane<true>(sum[s], group_key(sum[s], lanes), rounding, encoded);
-        pack_elements<D>(rounding.decoded, out);
-      } else {
-        round_compensated<D, M, F, kSlices, true>(sum[s], state, batch, s, geometry.coefficients, lanes, lane,
-                                                  place, cursor, rounding, out);
-      }
-      codes[s * kWarpThreads] = rounding.codes;
-      scales.keep(batch + s, place, rounding.scale.bits);
-      store_elements<D>(recv + s * kSliceElements * element_bytes(D), full,
-                        left - (batch + s) * kSliceElements, lane, out);
-      if (!rounding.scale.finite && place == 0) ++nonfinite;
+    Rounding rounding;
+    std::uint32_t out[kElementWords<D>];
+    if constexpr (M == Memory::kNone) {
+      float encoded[8];
+      round_lane<true>(sum, group_key(sum, lanes), rounding, encoded);
+      pack_elements<D>(rounding.decoded, out);
+    } else {
+      round_compensated<D, M, F, true>(sum, state, s, geometry.coefficients, lanes, lane, place, cursor,
+                                       rounding, out);
+      cursor.advance(1);
     }
-    codes += kSlices * kWarpThreads;
-    inbox_codes += kSlices * kWarpThreads;
-    inbox_scales += kSlices * scale_step;
-    send += kSlices * kSliceElements * element_bytes(D);
-    recv += kSlices * kSliceElements * element_bytes(D);
-    if constexpr (M != Memory::kNone) cursor.advance(kSlices);
+    *codes = rounding.codes;
+    scales.keep(s, place, rounding.scale.bits);
+    store_elements<D>(recv, full, left - s * kSliceElements, lane, out);
+    if (!rounding.scale.finite && place == 0) ++nonfinite;
+    codes += kWarpThreads;
+    recv += kSliceElements * element_bytes(D);
   }
   if (place < kItemSlices) {
-    auto* base = reinterpret_cast<std::uint16_t*>(wire + kTileElements / 2) + begin_slice * scale_step;
+    auto* base = reinterpret_cast<std::uint16_t*>(wire + scale_offset);
     *GroupValues::address(base, place, lane, lane_shift) = static_cast<std::uint16_t>(scales.held);
     if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
       if (cursor.store) *unit_address = static_cast<std::uint16_t>(cursor.units.held);
@@ -191,12 +186,7 @@ cudaError_t load_reduce_kernels() noexcept {
 }  // namespace device
 
 cudaError_t launch_reduce(const StagedArgs& args, cudaStream_t stream) noexcept {
-  constexpr auto kPhase = device::Phase::kReduce;
-  const cudaError_t status = device::check_arguments(args, kPhase);
-  if (status != cudaSuccess || args.count == 0) return status;
-  const int variant =
-      device::variant_of(args.dtype, device::memory_of(args, kPhase), args.compensation.state);
-  return device::launch(device::kKernels[variant], args, device::make_geometry(args, kPhase), stream);
+  return device::launch(device::kKernels, args, device::Phase::kReduce, stream);
 }
 
 }  // namespace echotp
