@@ -104,7 +104,7 @@ void OptionSet::text(const std::string& names, std::optional<std::string>& value
 
 void OptionSet::texts(const std::string& names, std::vector<std::string>& values) {
   // One word each time: a list would swallow what follows.
-  parts_->app.add_option(names, values)->expected(1)->take_all();
+  parts_->app.add_option(names, values)->expected(1)->allow_extra_args(false)->take_all();
 }
 
 void OptionSet::integer(const std::string& names, std::optional<std::int64_t>& value, std::int64_t low,

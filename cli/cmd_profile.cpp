@@ -62,8 +62,7 @@ std::string recorder_options(const Options& options) {
 
 void tell_end(Terminal& terminal, const JobEnd& end, const MergeSummary& merged) {
   if (end.killed_by != 0) {
-    terminal.warning("the job was ended by " + signal_text(end.killed_by) +
-                     ": the profile is partial, it holds what was recorded until then");
+    terminal.warning("the profile is partial: it holds what was recorded until the job was ended");
   } else if (end.exit_code != 0) {
     terminal.warning("the job failed with exit code " + std::to_string(end.exit_code) +
                      ": the profile is partial, it holds what was recorded until then");
@@ -79,6 +78,7 @@ void tell_end(Terminal& terminal, const JobEnd& end, const MergeSummary& merged)
 void finish(Session& session, const Options& options, const JobEnd& end, Scratch& scratch,
             const std::string& path) {
   Terminal& terminal = *session.terminal;
+  if (end.killed_by != 0) terminal.warning("the job was ended by " + signal_text(end.killed_by));
   const std::vector<std::string> parts = scratch.files(".part");
   if (parts.empty()) {
     terminal.note("no collective seen: no process of the job used CUDA or NCCL, so there is no profile");

@@ -56,32 +56,49 @@ class SignalScope {
       if (now.sa_handler != SIG_IGN) ::sigaddset(&watched_, number);
     }
     ::pthread_sigmask(SIG_BLOCK, &watched_, &before_);
-    // Ignored, children would be reaped without an exit code; and a closed pipe must not keep us from writing
-    // a report.
+    // Ignored, children would be reaped without an exit code.
     struct sigaction wanted {};
     wanted.sa_handler = SIG_DFL;
     ::sigaction(SIGCHLD, &wanted, &child_before_);
-    wanted.sa_handler = SIG_IGN;
-    ::sigaction(SIGPIPE, &wanted, &pipe_before_);
+    pipe_at_start();
   }
   SignalScope(const SignalScope&) = delete;
   SignalScope& operator=(const SignalScope&) = delete;
   ~SignalScope() {
-    // SIGPIPE stays ignored: the report is written after the job.
     ::sigaction(SIGCHLD, &child_before_, nullptr);
-    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    // The same signal sent to our group and to us must not end us between the job and its report. Once the
+    // user has asked for the end, the report is all that is left to do: signals stay blocked.
+    constexpr timespec kNow{0, 0};
+    while (const int number = ::sigtimedwait(&watched_, nullptr, &kNow)) {
+      if (number < 0) break;
+      interrupted_ = interrupted_ || number != SIGCHLD;
+    }
+    if (!interrupted_) ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
+  void interrupted() { interrupted_ = true; }
   const sigset_t& watched() const { return watched_; }
   void restore_in_child() const {
     ::sigaction(SIGCHLD, &child_before_, nullptr);
-    ::sigaction(SIGPIPE, &pipe_before_, nullptr);
+    ::sigaction(SIGPIPE, &pipe_at_start(), nullptr);
     ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
 
  private:
+  /// From the first job on a closed pipe must not keep us from writing reports; every job gets what we were
+  /// started with.
+  static const struct sigaction& pipe_at_start() {
+    static const struct sigaction before = [] {
+      struct sigaction ignored {
+      }, now{};
+      ignored.sa_handler = SIG_IGN;
+      ::sigaction(SIGPIPE, &ignored, &now);
+      return now;
+    }();
+    return before;
+  }
   sigset_t watched_{}, before_{};
-  struct sigaction child_before_ {
-  }, pipe_before_{};
+  bool interrupted_ = false;
+  struct sigaction child_before_ {};
 };
 
 struct Pipe {
@@ -215,7 +232,7 @@ JobEnd run_job(const JobPlan& plan, double linger_s) {
   const std::vector<char*> arguments = pointers(plan.command);
   const std::vector<char*> environment = pointers(plan.environment);
   const bool own_group = !has_terminal();
-  const SignalScope signals;
+  SignalScope signals;
   const pid_t parent = ::getpid();
   const auto start = Clock::now();
   const pid_t child = ::fork();
@@ -256,7 +273,10 @@ JobEnd run_job(const JobPlan& plan, double linger_s) {
     siginfo_t arrived{};
     const int number = ::sigwaitinfo(&signals.watched(), &arrived);
     if (number <= 0 || number == SIGCHLD) continue;
-    if (number != SIGUSR1 && number != SIGUSR2) end.interrupted = number;
+    if (number != SIGUSR1 && number != SIGUSR2) {
+      end.interrupted = number;
+      signals.interrupted();
+    }
     // Sent by the terminal: the job in our group has got it already.
     if (!own_group && arrived.si_code > 0) continue;
     ::kill(own_group ? -child : child, number);
@@ -272,6 +292,7 @@ JobEnd run_job(const JobPlan& plan, double linger_s) {
     const int number = ::sigtimedwait(&signals.watched(), &arrived, &wait);
     if (number > 0 && number != SIGCHLD) {
       end.interrupted = number;
+      signals.interrupted();
       ::kill(-child, number);
     }
   }
