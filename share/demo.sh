@@ -60,7 +60,8 @@ if [ -z "$architecture" ]; then
     exit 1
   fi
   for profile in "${profiles[@]}"; do
-    must "$echo_tp" estimate "$profile" --costs "${costs[0]}" --policy-out "$results/$(basename "$profile" .echoprof).policy.json"
+    # estimate finds the shipped cost table (share/costs) that was measured on a machine like the profile's.
+    must "$echo_tp" estimate "$profile" --policy-out "$results/$(basename "$profile" .echoprof).policy.json"
   done
   title "Done: estimates only. On a machine with a GPU this script also measures, profiles, runs and compares."
   exit 0
