@@ -19,6 +19,9 @@ constexpr std::int64_t kUnexplained_ns = 5'000;   // waits below are launch nois
 constexpr std::int64_t kUnexplainedHost_ns = 20'000;  // the same where launches are known
 constexpr std::int64_t kPinFrom_ns = 10'000;
 constexpr std::int64_t kHandOffGap_ns = 50'000;
+// A later hand-off counts when the thread's own idle time is this much longer: PyTorch's autograd thread
+// starts 0.3 to 1 ms after the forward's last launch, and idles for the rest of the step.
+constexpr std::int64_t kHandOffRatio = 4;
 constexpr std::int64_t kQueueDepth = 900;  // operations pending when a launch can be blocked
 constexpr double kBlockedFactor = 10;      // a blocked launch lasts that many medians
 constexpr std::uint32_t kUnknownStream = 0xffffffff;
@@ -211,11 +214,13 @@ class Builder {
       const std::int64_t start = seen(host_start(api));
       const bool other = latest >= 0 && trace_.host_apis[latest].thread != it.thread;
       const std::int64_t since = latest >= 0 ? start - seen(host_end(latest)) : -1;
-      // A thread that was idle and starts where another stopped was waiting for it: forward and backward in
-      // one step, for example. Only if the other one then stays quiet, too.
-      const bool idle = last < 0 || start - seen(host_end(last)) > kHandOffGap_ns;
-      const bool handed = other && idle && since >= 0 && since <= kHandOffGap_ns &&
-                          quiet_after(i, trace_.host_apis[latest].thread);
+      // A thread that was idle for long and starts soon after another stopped was waiting for it: backward
+      // after forward, for example, with some host work of the framework between. Only if the other one then
+      // stays quiet for as long.
+      const std::int64_t own_gap = last < 0 ? kHandOffGap_ns + 1 : start - seen(host_end(last));
+      const bool near = since >= 0 && (since <= kHandOffGap_ns || since <= own_gap / kHandOffRatio);
+      const bool handed = other && own_gap > kHandOffGap_ns && near &&
+                          quiet_after(i, trace_.host_apis[latest].thread, std::max(since, kHandOffGap_ns));
       if (last >= 0 && start >= seen(host_end(last))) {
         add(host_end(last), host_start(api), handed ? 0 : start - seen(host_end(last)), EdgeKind::kHostOrder);
       } else if (last >= 0) {
@@ -229,14 +234,15 @@ class Builder {
         add(host_start(latest), host_start(api), start - seen(host_start(latest)), EdgeKind::kHostOrder);
       }
       last = api;
-      if (latest < 0 || seen(host_end(api)) >= seen(host_end(latest))) latest = api;
+      // What an unknown thread does (a watchdog that polls events) makes nobody wait.
+      if (it.thread != 0 && (latest < 0 || seen(host_end(api)) >= seen(host_end(latest)))) latest = api;
     }
   }
 
-  // No call of `thread` within the hand-off gap after call number `from` in host order.
-  bool quiet_after(std::size_t from, std::uint32_t thread) const {
+  // No call of `thread` within `gap_ns` after call number `from` in host order.
+  bool quiet_after(std::size_t from, std::uint32_t thread, std::int64_t gap_ns) const {
     const std::int32_t api = hosts_[from];
-    const std::int64_t until = seen(host_start(api)) + kHandOffGap_ns;
+    const std::int64_t until = seen(host_start(api)) + gap_ns;
     for (std::size_t i = from + 1; i < hosts_.size() && i < from + kWalkBack; ++i) {
       const HostApi& it = trace_.host_apis[hosts_[i]];
       if (it.process != trace_.host_apis[api].process || seen(host_start(hosts_[i])) > until) break;

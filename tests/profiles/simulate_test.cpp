@@ -172,6 +172,30 @@ TEST_CASE("a thread that goes on where another stopped is not a fixed gap") {
       0.01);
 }
 
+TEST_CASE(
+    "a backward thread that starts after some host work of its own follows the forward, not its last step") {
+  check_against_truth(
+      [](double transfer) {
+        SyntheticJob job(2);
+        for (int step = 0; step < 8; ++step) {
+          job.begin_step();
+          for (const std::uint32_t thread : {1u, 2u}) {
+            job.use_thread(thread);
+            for (int layer = 0; layer < 6; ++layer) {
+              job.kernel(7, "gemm", [](int) { return 60.0; });
+              job.collective(7, "AllReduce", 8 << 20, transfer);
+            }
+            job.host_work(100);  // what a framework does before the other thread's first launch
+          }
+          job.use_thread(1);
+          job.synchronise(7);
+          job.end_step();
+        }
+        return job;
+      },
+      0.02);
+}
+
 TEST_CASE("a launch that a full queue blocks is freed by the device") {
   // Without synchronisation the host is a queue's length ahead, and blocks.
   const auto make = [](double transfer) {
