@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The 4-bit codec, element by element and group by group, for CPU and GPU alike: symmetric codes -8..7 whose
-// scale is the group's signed extremum divided by -8, so that the largest value always falls on the end that
-// has one step more.
+// The codec, element by element and group by group, for CPU and GPU alike: symmetric codes of 4 bits (-8..7)
+// or 8 bits (-128..127) whose scale is the group's signed extremum divided by the lowest code, so that the
+// largest value always falls on the end that has one step more.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,31 @@
 
 namespace echotp {
 
-/// Largest |scale|: -8 times it is the largest finite bf16.
-inline constexpr float kScaleMax = 0x1.FEp124f;
+/// What the width of a code decides.
+struct CodeWidth {
+  int bits;             // 4 or 8
+  float factor;         // the scale is the extremum times this: 1 / the lowest code
+  float scale_max;      // largest |scale|: the lowest code times it is the largest finite bf16
+  std::uint32_t limit;  // groups with this extremum_key() or above count as non-finite
+  float magic;  // 1.5 * 2^23 - lowest code: adding it leaves round(value) - lowest code in the low bits
+  float top;    // magic + the highest code
+};
+
+/// With 8 bits the extremum of a group within 2^-15 of the largest float would need a code below -128.
+inline constexpr CodeWidth kWidth4 = {4, -0.125f, 0x1.FEp124f, 0xFF000000u, 12582920.0f, 12582927.0f};
+inline constexpr CodeWidth kWidth8 = {8, -0.0078125f, 0x1.FEp120f, 0xFEFFFC00u, 12583040.0f, 12583167.0f};
+
+constexpr const CodeWidth& code_width(int bits) {
+  return bits == 8 ? kWidth8 : kWidth4;
+}
+
 /// A group whose |scale| is smaller travels as zero.
 inline constexpr float kScaleTiny = 1e-30f;
 /// Scale of a group that held a NaN or Inf: all of it decodes to NaN.
 inline constexpr std::uint16_t kScaleNan = 0x7FC0;
-/// Eight codes of value 0: what zero groups and non-finite groups carry.
+/// Eight codes of 4 bits, and four of 8, of value 0: what zero groups and non-finite groups carry.
 inline constexpr std::uint32_t kZeroCodes = 0x88888888u;
-/// 1.5 * 2^23 + 8: adding it to a small value leaves round(value) + 8 in the low bits of the float.
-inline constexpr float kCodeMagic = 12582920.0f;
+inline constexpr std::uint32_t kZeroBytes = 0x80808080u;
 
 /// What one group is divided by.
 struct GroupScale {
@@ -41,12 +56,12 @@ ECHO_TP_HD std::uint32_t extremum_key(float u) {
 }
 
 /// The scale of a group from the largest extremum_key of its elements.
-ECHO_TP_HD GroupScale group_scale(std::uint32_t key) {
+ECHO_TP_HD GroupScale group_scale(std::uint32_t key, const CodeWidth& width) {
   const float extremum = bits_float((key >> 1) | (key << 31));
-  const float eighth = clamp_symmetric(mul_rn(extremum, -0.125f), kScaleMax);
+  const float exact = clamp_symmetric(mul_rn(extremum, width.factor), width.scale_max);
   GroupScale result;
-  result.finite = key < 0xFF000000u;
-  result.bits = float_to_bf16(eighth);
+  result.finite = key < width.limit;
+  result.bits = float_to_bf16(exact);
   result.scale = bf16_to_float(result.bits);
   const bool zero = !(std::fabs(result.scale) >= kScaleTiny);
   result.inverse = zero || !result.finite ? 0.0f : reciprocal_of_bf16(result.scale);
@@ -56,36 +71,40 @@ ECHO_TP_HD GroupScale group_scale(std::uint32_t key) {
   return result;
 }
 
-/// kCodeMagic + code, with code = min(round to nearest even of the exact product u * inverse, 7). The lower
-/// end needs no limit: |u * inverse| is at most 8 * (1 + 2^-7). Only meaningful in a finite group.
-ECHO_TP_HD float encode(float u, float inverse) {
-  return fminf(fma_rn(u, inverse, kCodeMagic), kCodeMagic + 7.0f);
+/// width.magic + code, with code = min(round to nearest even of the exact product u * inverse, highest code).
+/// The lower end needs no limit: |u * inverse| is below the lowest code's magnitude + 1/2. Only meaningful in
+/// a finite group.
+ECHO_TP_HD float encode(float u, float inverse, const CodeWidth& width) {
+  return fminf(fma_rn(u, inverse, width.magic), width.top);
 }
 
-/// The code, -8..7, of encode()'s result.
-ECHO_TP_HD float code_of(float encoded) {
-  return sub_rn(encoded, kCodeMagic);
+/// The code of encode()'s result.
+ECHO_TP_HD float code_of(float encoded, const CodeWidth& width) {
+  return sub_rn(encoded, width.magic);
 }
 
-/// The nibble, 0..15, of encode()'s result in the low 4 bits; bits above are not zero.
-ECHO_TP_HD std::uint32_t nibble_of(float encoded) {
-  return float_bits(encoded);
-}
-
-/// Eight results of encode() as eight nibbles, the first lowest. Pass the group's `finite` along.
+/// Eight results of encode() with kWidth4 as eight nibbles, the first lowest. Pass the group's `finite`
+/// along.
 ECHO_TP_HD std::uint32_t pack_nibbles(const float (&encoded)[8], bool finite) {
   // The bits above the nibble are the same in all eight, so their shifted sum is a constant that one addition
   // removes.
   constexpr std::uint32_t kHigh = 0x4B400000u;
   constexpr std::uint32_t kBias = kHigh * 0x11111111u;
   std::uint32_t word = 0u - kBias;
-  for (int i = 7; i >= 0; --i) word += nibble_of(encoded[i]) << (4 * i);
+  for (int i = 7; i >= 0; --i) word += float_bits(encoded[i]) << (4 * i);
   return finite ? word : kZeroCodes;
 }
 
-/// Value of a stored nibble (0..15), exact in fp32. A NaN scale gives the canonical NaN.
-ECHO_TP_HD float decode(std::uint32_t nibble, float scale) {
-  const float value = mul_rn(static_cast<float>(static_cast<int>(nibble) - 8), scale);
+/// Results `first` to `first` + 3 of encode() with kWidth8 as four bytes, the first lowest.
+ECHO_TP_HD std::uint32_t pack_bytes(const float (&encoded)[8], int first, bool finite) {
+  std::uint32_t word = 0;
+  for (int i = 0; i < 4; ++i) word |= (float_bits(encoded[first + i]) & 0xFFu) << (8 * i);
+  return finite ? word : kZeroBytes;
+}
+
+/// Value of a stored code (0..2^bits - 1), exact in fp32. A NaN scale gives the canonical NaN.
+ECHO_TP_HD float decode(std::uint32_t stored, float scale, int bits) {
+  const float value = mul_rn(static_cast<float>(static_cast<int>(stored) - (1 << (bits - 1))), scale);
 #if defined(__CUDA_ARCH__)
   return value;
 #else
@@ -93,30 +112,36 @@ ECHO_TP_HD float decode(std::uint32_t nibble, float scale) {
 #endif
 }
 
-/// Encodes `group` values: codes get group/2 bytes, *scale the bf16 scale. Returns false for a non-finite
-/// group.
-inline bool encode_group(const float* u, int group, std::uint8_t* codes, std::uint16_t* scale) {
+/// Encodes `group` values: codes get group/8*bits bytes, *scale the bf16 scale. Returns false for a
+/// non-finite group.
+inline bool encode_group(const float* u, int group, std::uint8_t* codes, std::uint16_t* scale, int bits = 4) {
+  const CodeWidth& width = code_width(bits);
   std::uint32_t key = 0;
   for (int i = 0; i < group; ++i) {
     const std::uint32_t candidate = extremum_key(u[i]);
     if (candidate > key) key = candidate;
   }
-  const GroupScale chosen = group_scale(key);
+  const GroupScale chosen = group_scale(key, width);
   *scale = chosen.bits;
   for (int i = 0; i < group; i += 8) {
     float encoded[8];
-    for (int j = 0; j < 8; ++j) encoded[j] = encode(u[i + j], chosen.inverse);
-    const std::uint32_t word = pack_nibbles(encoded, chosen.finite);
-    for (int j = 0; j < 4; ++j) codes[i / 2 + j] = static_cast<std::uint8_t>(word >> (8 * j));
+    for (int j = 0; j < 8; ++j) encoded[j] = encode(u[i + j], chosen.inverse, width);
+    const std::uint32_t words[2] = {
+        bits == 8 ? pack_bytes(encoded, 0, chosen.finite) : pack_nibbles(encoded, chosen.finite),
+        bits == 8 ? pack_bytes(encoded, 4, chosen.finite) : 0u};
+    for (int j = 0; j < bits; ++j) {
+      codes[i / 8 * bits + j] = static_cast<std::uint8_t>(words[j / 4] >> (8 * (j % 4)));
+    }
   }
   return chosen.finite;
 }
 
 /// Decodes `group` values in fp32.
-inline void decode_group(const std::uint8_t* codes, std::uint16_t scale, int group, float* out) {
+inline void decode_group(const std::uint8_t* codes, std::uint16_t scale, int group, float* out,
+                         int bits = 4) {
   for (int i = 0; i < group; ++i) {
-    const std::uint32_t byte = codes[i / 2];
-    out[i] = decode((byte >> (4 * (i & 1))) & 0xFu, bf16_to_float(scale));
+    const std::uint32_t stored = bits == 8 ? codes[i] : (codes[i / 2] >> (4 * (i & 1))) & 0xFu;
+    out[i] = decode(stored, bf16_to_float(scale), bits);
   }
 }
 

@@ -114,12 +114,16 @@ ReferenceAllReduce::ReferenceAllReduce(const ReferenceSetup& setup) : setup_(set
   }
 }
 
-ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<float>& u) const {
+ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<float>& u, int bits) {
+  const int lowest = -(1 << (bits - 1));
+  // Beyond this the lowest code times the scale would overflow; within 8 bits' resolution of it a code would.
+  const double scale_max = 0x1.FEp127 / -lowest;
+  const double largest = bits == 8 ? 0x1.FFFCp127 : std::numeric_limits<double>::infinity();
   Rounded result;
   float high = -std::numeric_limits<float>::infinity();
   float low = std::numeric_limits<float>::infinity();
   for (float value : u) {
-    result.finite = result.finite && std::isfinite(value);
+    result.finite = result.finite && std::isfinite(value) && std::fabs(value) < largest;
     high = std::max(high, value);
     low = std::min(low, value);
   }
@@ -130,8 +134,8 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<fl
     return result;
   }
   const float extremum = -low >= high ? low : high;
-  double scale = round_bf16(extremum / -8.0);
-  if (std::fabs(scale) > 0x1.FEp124) scale = std::copysign(0x1.FEp124, scale);
+  double scale = round_bf16(extremum / static_cast<double>(lowest));
+  if (std::fabs(scale) > scale_max) scale = std::copysign(scale_max, scale);
   if (std::fabs(scale) < static_cast<double>(1e-30f)) {
     result.codes.assign(u.size(), 0);
     result.decoded.assign(u.size(), 0.0f);
@@ -140,7 +144,7 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<fl
   result.scale_bits = bf16_bits(scale);
   const float inverse = 1.0f / static_cast<float>(scale);
   for (float value : u) {
-    const double code = std::clamp(nearest_of_product(value, inverse), -8.0, 7.0);
+    const double code = std::clamp<double>(nearest_of_product(value, inverse), lowest, -lowest - 1);
     result.codes.push_back(static_cast<int>(code));
     // An integer zero times a negative scale is minus zero, as in IEEE arithmetic.
     result.decoded.push_back(static_cast<float>(static_cast<int>(code)) * static_cast<float>(scale));
@@ -169,7 +173,8 @@ float ReferenceAllReduce::load_state(int rank, std::int64_t index, std::vector<f
         break;
     }
   }
-  return state.unit.empty() ? 1.0f : bf16_value(state.unit[static_cast<std::size_t>(index) / setup_.codec.group]);
+  return state.unit.empty() ? 1.0f
+                            : bf16_value(state.unit[static_cast<std::size_t>(index) / setup_.codec.group]);
 }
 
 void ReferenceAllReduce::store_state(int rank, std::int64_t index, const std::vector<float>& fast,
@@ -238,7 +243,7 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::compensate(int rank, std::int64_
       }
     }
   }
-  Rounded rounded = round_group(u);
+  Rounded rounded = round_group(u, leg_bits(setup_.codec, owner ? Leg::kSecond : Leg::kFirst));
   if (!compensated) return rounded;
   if (!rounded.finite) {
     if (pass_start) store_state(rank, state_index, fast, slow);
@@ -258,32 +263,38 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::compensate(int rank, std::int64_
   return rounded;
 }
 
-void ReferenceAllReduce::put(std::vector<std::uint8_t>& wire, std::int64_t tile_offset, int element,
+void ReferenceAllReduce::put(std::vector<std::uint8_t>& wire, Leg leg, std::int64_t tile_offset, int element,
                              const Rounded& group) const {
+  const int bits = leg_bits(setup_.codec, leg);
   for (std::size_t i = 0; i < group.codes.size(); ++i) {
     const std::int64_t position = element + static_cast<std::int64_t>(i);
-    std::uint8_t& byte = wire[static_cast<std::size_t>(tile_offset + position / 2)];
-    const int nibble = group.codes[i] + 8;
-    byte =
-        static_cast<std::uint8_t>(position % 2 == 0 ? (byte & 0xF0) | nibble : (byte & 0x0F) | (nibble << 4));
+    const int stored = group.codes[i] + (1 << (bits - 1));
+    std::uint8_t& byte = wire[static_cast<std::size_t>(tile_offset + position * bits / 8)];
+    if (bits == 8) {
+      byte = static_cast<std::uint8_t>(stored);
+    } else {
+      byte = static_cast<std::uint8_t>(position % 2 == 0 ? (byte & 0xF0) | stored
+                                                         : (byte & 0x0F) | (stored << 4));
+    }
   }
-  const auto at = static_cast<std::size_t>(tile_offset + tile_code_bytes(setup_.codec) +
-                                           element / setup_.codec.group * 2);
+  const auto at =
+      static_cast<std::size_t>(tile_offset + tile_code_bytes(bits) + element / setup_.codec.group * 2);
   wire[at] = static_cast<std::uint8_t>(group.scale_bits & 0xFF);
   wire[at + 1] = static_cast<std::uint8_t>(group.scale_bits >> 8);
 }
 
-std::vector<float> ReferenceAllReduce::get(const std::vector<std::uint8_t>& wire, std::int64_t tile_offset,
-                                           int element) const {
-  const auto at = static_cast<std::size_t>(tile_offset + tile_code_bytes(setup_.codec) +
-                                           element / setup_.codec.group * 2);
+std::vector<float> ReferenceAllReduce::get(const std::vector<std::uint8_t>& wire, Leg leg,
+                                           std::int64_t tile_offset, int element) const {
+  const int bits = leg_bits(setup_.codec, leg);
+  const auto at =
+      static_cast<std::size_t>(tile_offset + tile_code_bytes(bits) + element / setup_.codec.group * 2);
   const float scale = bf16_value(static_cast<std::uint16_t>(wire[at] | (wire[at + 1] << 8)));
   std::vector<float> values(static_cast<std::size_t>(setup_.codec.group));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const std::int64_t position = element + static_cast<std::int64_t>(i);
-    const int byte = wire[static_cast<std::size_t>(tile_offset + position / 2)];
-    const int code = (position % 2 == 0 ? byte & 15 : byte >> 4) - 8;
-    values[i] = static_cast<float>(code) * scale;
+    const int byte = wire[static_cast<std::size_t>(tile_offset + position * bits / 8)];
+    const int stored = bits == 8 ? byte : position % 2 == 0 ? byte & 15 : byte >> 4;
+    values[i] = static_cast<float>(stored - (1 << (bits - 1))) * scale;
   }
   return values;
 }
@@ -293,10 +304,11 @@ void ReferenceAllReduce::call(const std::vector<std::vector<std::uint32_t>>& sen
   const int ranks = setup_.ranks;
   const int group = setup_.codec.group;
   const auto count = static_cast<std::int64_t>(send[0].size());
-  const std::int64_t segment = segment_bytes(count, ranks, setup_.codec);
-  const auto wire_size = static_cast<std::size_t>(segment * ranks);
-  outbox_.assign(ranks, std::vector<std::uint8_t>(wire_size, 0));
-  gathered_.assign(wire_size, 0);
+  const auto wire_size = [&](Leg leg) {
+    return static_cast<std::size_t>(segment_bytes(count, ranks, setup_.codec, leg) * ranks);
+  };
+  outbox_.assign(ranks, std::vector<std::uint8_t>(wire_size(Leg::kFirst), 0));
+  gathered_.assign(wire_size(Leg::kSecond), 0);
   output_.assign(ranks, std::vector<std::uint32_t>(static_cast<std::size_t>(count), 0));
 
   const auto input = [&](int rank, std::int64_t start) {
@@ -309,7 +321,10 @@ void ReferenceAllReduce::call(const std::vector<std::vector<std::uint32_t>>& sen
 
   for (std::int64_t tile = 0; tile < tile_count(count); ++tile) {
     const int owner = static_cast<int>(tile % ranks);
-    const std::int64_t tile_offset = owner * segment + tile / ranks * tile_bytes(setup_.codec);
+    const auto tile_offset = [&](Leg leg) {
+      return owner * segment_bytes(count, ranks, setup_.codec, leg) +
+             tile / ranks * tile_bytes(setup_.codec, leg);
+    };
     const std::int64_t state_tile = first + tile * kTileElements;
     const bool has_state = state_tile + kTileElements <= setup_.capacity;
     const bool sender_state = has_state && setup_.compensation.mode == CompensationMode::kBoth;
@@ -318,19 +333,20 @@ void ReferenceAllReduce::call(const std::vector<std::vector<std::uint32_t>>& sen
       const std::int64_t start = tile * kTileElements + element;
       for (int p = 0; p < ranks; ++p) {
         if (p == owner) continue;
-        put(outbox_[p], tile_offset, element,
+        put(outbox_[p], Leg::kFirst, tile_offset(Leg::kFirst), element,
             compensate(p, state_tile + element, sender_state, pass_start, false, input(p, start)));
       }
       std::vector<float> sum(static_cast<std::size_t>(group), 0.0f);
       for (int p = 0; p < ranks; ++p) {
-        const std::vector<float> term = p == owner ? input(p, start) : get(outbox_[p], tile_offset, element);
+        const std::vector<float> term =
+            p == owner ? input(p, start) : get(outbox_[p], Leg::kFirst, tile_offset(Leg::kFirst), element);
         for (int i = 0; i < group; ++i) sum[i] = p == 0 ? term[i] : sum[i] + term[i];
       }
       for (float& value : sum) value *= setup_.post_scale;
       const Rounded reduced = compensate(owner, state_tile + element, owner_state, pass_start, true, sum);
       if (!reduced.finite) ++nonfinite_groups_;
-      put(gathered_, tile_offset, element, reduced);
-      const std::vector<float> decoded = get(gathered_, tile_offset, element);
+      put(gathered_, Leg::kSecond, tile_offset(Leg::kSecond), element, reduced);
+      const std::vector<float> decoded = get(gathered_, Leg::kSecond, tile_offset(Leg::kSecond), element);
       for (int p = 0; p < ranks; ++p) {
         for (int i = 0; i < group && start + i < count; ++i) {
           output_[p][static_cast<std::size_t>(start + i)] = bits_of(setup_.dtype, decoded[i]);

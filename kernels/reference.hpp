@@ -37,6 +37,12 @@ class ReferenceAllReduce {
  public:
   explicit ReferenceAllReduce(const ReferenceSetup& setup);
 
+  /// Changes the width of the codes from the next call on; estimates stay.
+  void set_bits(int first_leg, int second_leg) {
+    setup_.codec.first_leg_bits = first_leg;
+    setup_.codec.bits = second_leg;
+  }
+
   /// One call, or one chunk of it that starts at element `first` (a multiple of ranks * kTileElements) of the
   /// message. send[p] are the elements of rank p, all of the same size. Afterwards the accessors below
   /// describe this call.
@@ -66,16 +72,17 @@ class ReferenceAllReduce {
     std::vector<float> decoded;
     bool finite = true;
   };
-  Rounded round_group(const std::vector<float>& u) const;
+  static Rounded round_group(const std::vector<float>& u, int bits);
   Rounded compensate(int rank, std::int64_t state_index, bool compensated, bool pass_start, bool owner,
                      const std::vector<float>& x);
   /// Entries as stored; returns what one of them is worth.
   float load_state(int rank, std::int64_t index, std::vector<float>& fast, std::vector<float>& slow) const;
   void store_state(int rank, std::int64_t index, const std::vector<float>& fast,
                    const std::vector<float>& slow);
-  void put(std::vector<std::uint8_t>& wire, std::int64_t tile_offset, int element,
+  void put(std::vector<std::uint8_t>& wire, Leg leg, std::int64_t tile_offset, int element,
            const Rounded& group) const;
-  std::vector<float> get(const std::vector<std::uint8_t>& wire, std::int64_t tile_offset, int element) const;
+  std::vector<float> get(const std::vector<std::uint8_t>& wire, Leg leg, std::int64_t tile_offset,
+                         int element) const;
 
   ReferenceSetup setup_;
   std::vector<ReferenceState> state_;

@@ -37,7 +37,9 @@ cudaError_t check_arguments(const StagedArgs& args, Phase phase) noexcept {
       args.count < 0) {
     return cudaErrorInvalidValue;
   }
-  if (args.codec.bits != 4) return cudaErrorInvalidValue;
+  for (const int bits : {args.codec.bits, args.codec.first_leg_bits}) {
+    if (bits != 4 && bits != 8) return cudaErrorInvalidValue;
+  }
   if (args.codec.group != 32 && args.codec.group != 64 && args.codec.group != 128)
     return cudaErrorInvalidValue;
   if (args.first < 0 || args.first % (static_cast<std::int64_t>(args.ranks) * kTileElements) != 0) {
@@ -88,8 +90,17 @@ Geometry make_geometry(const StagedArgs& args, Phase phase) noexcept {
                              : phase == Phase::kQuantise ? segment_tiles(args.count, args.ranks)
                                                          : tile_count(args.count) - own;
   geometry.items = static_cast<std::uint32_t>(tiles * kTileItems);
-  geometry.segment_bytes = segment_bytes(args.count, args.ranks, args.codec);
-  geometry.tile_bytes = tile_bytes(args.codec);
+  const auto leg = [&](Leg which) {
+    LegGeometry result{};
+    result.segment_bytes = segment_bytes(args.count, args.ranks, args.codec, which);
+    result.tile_bytes = tile_bytes(args.codec, which);
+    result.bits = leg_bits(args.codec, which);
+    result.code_bytes = tile_code_bytes(result.bits);
+    return result;
+  };
+  geometry.in = leg(Leg::kFirst);
+  geometry.out = leg(phase == Phase::kQuantise ? Leg::kFirst : Leg::kSecond);
+  geometry.width = code_width(geometry.out.bits);
   geometry.group_shift = std::countr_zero(static_cast<unsigned>(args.codec.group));
   geometry.lanes = args.codec.group / kLaneElements;
   geometry.scale_step = kSliceElements / args.codec.group;
@@ -99,12 +110,15 @@ Geometry make_geometry(const StagedArgs& args, Phase phase) noexcept {
                     (phase == Phase::kQuantise || aligned16(args.recv));
   geometry.coefficients = coefficients(args.compensation);
   const Memory memory = memory_of(args, phase);
-  if (phase == Phase::kReduce) {
-    geometry.staged_peers = std::min(args.ranks - 1, kStagedPeers);
-    geometry.staged_before = std::min(args.rank, kStagedPeers);
-  }
   if (phase == Phase::kReduce || (phase == Phase::kQuantise && memory != Memory::kNone)) {
-    geometry.stage_bytes = stage_bytes(args.dtype, memory, args.compensation.state, geometry.staged_peers);
+    geometry.stage_bytes = stage_bytes(args.dtype, memory, args.compensation.state);
+  }
+  if (phase == Phase::kReduce) {
+    geometry.peer_bytes = peer_bytes(geometry.in.bits);
+    const int fitting = (kBlockSharedBytes / kBlockWarps - geometry.stage_bytes) / geometry.peer_bytes;
+    geometry.staged_peers = std::min({args.ranks - 1, kStagedPeers, fitting});
+    geometry.staged_before = std::min(args.rank, geometry.staged_peers);
+    geometry.stage_bytes += geometry.staged_peers * geometry.peer_bytes;
   }
   return geometry;
 }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Phase 3: decodes the reduced tiles of the other owners into the user's buffer.
+#include <type_traits>
+
 #include "kernels/launch.hpp"
 #include "kernels/staged_plan.hpp"
 
@@ -48,7 +50,20 @@ __device__ __forceinline__ void decode_lane(std::uint32_t codes, std::uint16_t s
   }
 }
 
+/// A lane's eight codes of 8 bits as elements of `D`.
 template <DataType D>
+__device__ __forceinline__ void decode_bytes(uint2 codes, std::uint16_t scale,
+                                             std::uint32_t (&out)[kElementWords<D>]) {
+  const float factor = bf16_to_float(scale);
+  float decoded[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    decoded[i] = __fmul_rn(__fsub_rn(byte_in_magic(i < 4 ? codes.x : codes.y, i), kInt8Bias), factor);
+  }
+  pack_elements<D>(decoded, out);
+}
+
+template <DataType D, int Bits>
 __global__ void __launch_bounds__(kBlockThreads, 12)
     decode_kernel(const __grid_constant__ StagedArgs args, const __grid_constant__ Geometry geometry) {
   const std::uint32_t item = blockIdx.x * kBlockWarps + threadIdx.x / kWarpThreads;
@@ -65,13 +80,14 @@ __global__ void __launch_bounds__(kBlockThreads, 12)
       (static_cast<std::int64_t>(row) * args.ranks + owner) * kTileElements + begin_slice * kSliceElements;
   const int left = bounded_left(args.count - first);
   const bool full = geometry.vector && left == kItemSlices * kSliceElements;
-  const std::uint8_t* wire =
-      args.gathered + owner * geometry.segment_bytes + static_cast<std::int64_t>(row) * geometry.tile_bytes;
-  const auto* codes = reinterpret_cast<const std::uint32_t*>(wire);
-  const auto* scales = reinterpret_cast<const std::uint16_t*>(wire + kTileElements / 2);
+  const std::uint8_t* wire = args.gathered + owner * geometry.out.segment_bytes +
+                             static_cast<std::int64_t>(row) * geometry.out.tile_bytes;
+  using Codes = std::conditional_t<Bits == 4, std::uint32_t, uint2>;
+  const auto* codes = reinterpret_cast<const Codes*>(wire);
+  const auto* scales = reinterpret_cast<const std::uint16_t*>(wire + tile_code_bytes(Bits));
   char* recv = static_cast<char*>(args.recv) + (first + lane * kLaneElements) * element_bytes(D);
 
-  std::uint32_t loaded[kItemSlices];
+  Codes loaded[kItemSlices];
   std::uint16_t scale[kItemSlices];
 #pragma unroll
   for (int s = 0; s < kItemSlices; ++s) {
@@ -82,14 +98,19 @@ __global__ void __launch_bounds__(kBlockThreads, 12)
 #pragma unroll
   for (int s = 0; s < kItemSlices; ++s) {
     std::uint32_t out[kElementWords<D>];
-    decode_lane<D>(loaded[s], scale[s], geometry, out);
+    if constexpr (Bits == 4) {
+      decode_lane<D>(loaded[s], scale[s], geometry, out);
+    } else {
+      decode_bytes<D>(loaded[s], scale[s], out);
+    }
     store_elements<D>(recv + s * kSliceElements * element_bytes(D), full, left - s * kSliceElements, lane,
                       out);
   }
 }
 
-constexpr Kernel kKernels[] = {decode_kernel<DataType::kBf16>, decode_kernel<DataType::kFp16>,
-                               decode_kernel<DataType::kFp32>};
+constexpr Kernel kKernels[] = {decode_kernel<DataType::kBf16, 4>, decode_kernel<DataType::kFp16, 4>,
+                               decode_kernel<DataType::kFp32, 4>, decode_kernel<DataType::kBf16, 8>,
+                               decode_kernel<DataType::kFp16, 8>, decode_kernel<DataType::kFp32, 8>};
 
 }  // namespace
 
@@ -103,8 +124,8 @@ cudaError_t launch_decode(const StagedArgs& args, cudaStream_t stream) noexcept 
   constexpr auto kPhase = device::Phase::kDecode;
   const cudaError_t status = device::check_arguments(args, kPhase);
   if (status != cudaSuccess || args.count == 0) return status;
-  return device::launch(device::kKernels[static_cast<int>(args.dtype)], args,
-                        device::make_geometry(args, kPhase), 1, stream);
+  const int variant = static_cast<int>(args.dtype) + (args.codec.bits == 8 ? device::kTypes : 0);
+  return device::launch(device::kKernels[variant], args, device::make_geometry(args, kPhase), 1, stream);
 }
 
 }  // namespace echotp

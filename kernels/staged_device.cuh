@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device building blocks of the staged kernels. A warp works on half a tile: four slices of 256 neighbouring
 // elements, of which a lane holds eight. So every access of a warp is contiguous, a group is 4, 8 or 16
-// neighbouring lanes, and a lane's codes are one 32-bit word.
+// neighbouring lanes, and a lane's codes are one 32-bit word (two with 8 bits).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -35,19 +35,29 @@ inline constexpr int kCompensatedBlocksPerSm = M == Memory::kDual ? 7 : 8;
 inline constexpr std::uint32_t kNibbleMagic = 0x4B000000u;
 inline constexpr std::uint32_t kPairMagic = 0x43004300u;
 
+/// How the tiles of one leg lie in its buffer.
+struct LegGeometry {
+  std::int64_t segment_bytes;  // row pitch of the buffer
+  int tile_bytes;
+  int code_bytes;  // of a tile; its scales follow
+  int bits;        // width of a code
+};
+
 /// What the host works out once a launch.
 struct Geometry {
-  std::int64_t segment_bytes;  // row pitch of outbox, inbox and gathered
-  std::uint32_t items;         // units of work of this launch; quantise: of every other owner
-  int tile_bytes;
-  int group_shift;  // log2 of the group
-  int lanes;        // that share a group
-  int scale_step;   // groups of a slice
+  LegGeometry in;       // what reduce reads: inbox
+  LegGeometry out;      // what quantise (outbox) and reduce (gathered) write and decode reads
+  CodeWidth width;      // of `out`
+  std::uint32_t items;  // units of work of this launch; quantise: of every other owner
+  int group_shift;      // log2 of the group
+  int lanes;            // that share a group
+  int scale_step;       // groups of a slice
   // Constants that are operands rather than immediates, so that masking and merging is one instruction.
   std::uint32_t nibble_magic;  // kNibbleMagic
   std::uint32_t pair_magic;    // kPairMagic
   bool vector;                 // send and recv are 16-byte aligned
   int stage_bytes;             // shared memory of a warp
+  int peer_bytes;              // of it, for one peer
   int staged_peers;            // peers whose codes go through it
   int staged_before;           // those of lower rank
   Coefficients coefficients;
@@ -200,8 +210,11 @@ __device__ __forceinline__ void pack_elements(const float (&x)[8], std::uint32_t
 /// kInt8Bias + entry i of int8 entries: entry + 128 sits in the mantissa of 2^15, an exact conversion without
 /// the slow integer one.
 inline constexpr float kInt8Bias = 32768.0f + 128.0f;
+__device__ __forceinline__ float byte_in_magic(std::uint32_t word, int i) {
+  return __uint_as_float(__byte_perm(word, 0x47000000u, 0x7404u + ((i & 3) << 4)));
+}
 __device__ __forceinline__ float biased_int8(const std::uint32_t (&raw)[2], int i) {
-  return __uint_as_float(__byte_perm(raw[i / 4] ^ 0x80808080u, 0x47000000u, 0x7404u + ((i & 3) << 4)));
+  return byte_in_magic(raw[i / 4] ^ 0x80808080u, i);
 }
 
 /// A lane's eight entries of one estimate, as stored, in fp32.
@@ -317,9 +330,17 @@ __device__ __forceinline__ void load_state(const StateCursor<F>& cursor, LaneSta
   }
 }
 
+/// pack_bytes() in three instructions.
+__device__ __forceinline__ std::uint32_t pack_low_bytes(const float (&encoded)[8], int first, bool finite) {
+  const auto low = [&](int i) { return __float_as_uint(encoded[first + i]); };
+  const std::uint32_t word =
+      __byte_perm(__byte_perm(low(0), low(1), 0x0040), __byte_perm(low(2), low(3), 0x0040), 0x5410);
+  return finite ? word : kZeroBytes;
+}
+
 /// One rounding of a lane's eight values and what comes of it.
 struct Rounding {
-  std::uint32_t codes;
+  std::uint32_t codes[2];  // the second word only with 8 bits
   GroupScale scale;
   float decoded[8];  // fp32 decode; only where asked for
 };
@@ -334,15 +355,29 @@ __device__ __forceinline__ std::uint32_t group_key(const float (&u)[8], int lane
 
 /// Rounds u, whose group has this key.
 template <bool Decode>
-__device__ __forceinline__ void round_lane(const float (&u)[8], std::uint32_t key, Rounding& result,
-                                           float (&encoded)[8]) {
-  result.scale = group_scale(key);
+__device__ __forceinline__ void round_lane(const float (&u)[8], std::uint32_t key, const CodeWidth& width,
+                                           Rounding& result, float (&encoded)[8]) {
+  result.scale = group_scale(key, width);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) encoded[i] = encode(u[i], result.scale.inverse);
-  result.codes = pack_nibbles(encoded, result.scale.finite);
+  for (int i = 0; i < 8; ++i) encoded[i] = encode(u[i], result.scale.inverse, width);
+  if (width.bits == 4) {
+    result.codes[0] = pack_nibbles(encoded, result.scale.finite);
+  } else {
+    result.codes[0] = pack_low_bytes(encoded, 0, result.scale.finite);
+    result.codes[1] = pack_low_bytes(encoded, 4, result.scale.finite);
+  }
   if constexpr (Decode) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) result.decoded[i] = __fmul_rn(code_of(encoded[i]), result.scale.scale);
+    for (int i = 0; i < 8; ++i) result.decoded[i] = __fmul_rn(code_of(encoded[i], width), result.scale.scale);
+  }
+}
+
+/// Writes a lane's codes of one slice.
+__device__ __forceinline__ void store_codes(std::uint8_t* to, int bits, const std::uint32_t (&codes)[2]) {
+  if (bits == 4) {
+    *reinterpret_cast<std::uint32_t*>(to) = codes[0];
+  } else {
+    *reinterpret_cast<uint2*>(to) = make_uint2(codes[0], codes[1]);
   }
 }
 
@@ -389,9 +424,11 @@ __device__ __forceinline__ LaneState<M, F, 1> forgotten(LaneState<M, F, 1> state
 /// stands at that slice. `out` are the elements that go to the user (owner only).
 template <DataType D, Memory M, StateFormat F, bool Owner>
 __device__ __forceinline__ void round_compensated(const float (&x)[8], const LaneState<M, F, 1>& state, int s,
-                                                  const Coefficients& k, int lanes, int lane, int place,
+                                                  const Geometry& geometry, int lane, int place,
                                                   StateCursor<F>& cursor, Rounding& result,
                                                   std::uint32_t (&out)[kElementWords<D>]) {
+  const Coefficients& k = geometry.coefficients;
+  const int lanes = geometry.lanes;
   Coefficients scaled_k = k;
   if constexpr (F != StateFormat::kFp32) scaled_k = scaled(k, bf16_to_float(cursor.units.of(s, lane, place)));
 
@@ -429,7 +466,7 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
   }
 
   float encoded[8];
-  round_lane<Owner>(u, key, result, encoded);
+  round_lane<Owner>(u, key, geometry.width, result, encoded);
   float residual[8];
   if constexpr (Owner) {
     pack_elements<D>(result.decoded, out);
@@ -442,7 +479,8 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) residual[i] = __fmaf_rn(-code_of(encoded[i]), result.scale.scale, u[i]);
+    for (int i = 0; i < 8; ++i)
+      residual[i] = __fmaf_rn(-code_of(encoded[i], geometry.width), result.scale.scale, u[i]);
   }
 
   float fast[8];

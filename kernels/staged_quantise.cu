@@ -23,8 +23,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   if (item >= geometry.items) return;
   const int lane = threadIdx.x % kWarpThreads;
   const int lane_shift = geometry.group_shift - 3;
-  const int lanes = geometry.lanes;
-  const int place = lane & (lanes - 1);
+  const int place = lane & (geometry.lanes - 1);
 
   const std::uint32_t row = item / kTileItems;
   const std::uint32_t owner = blockIdx.y + (blockIdx.y >= static_cast<std::uint32_t>(args.rank) ? 1 : 0);
@@ -34,9 +33,10 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   const std::int64_t first = tile_first + begin;
   const int left = bounded_left(args.count - first);
   const bool full = geometry.vector && left == kItemSlices * kSliceElements;
-  std::uint8_t* wire =
-      args.outbox + owner * geometry.segment_bytes + static_cast<std::int64_t>(row) * geometry.tile_bytes;
-  auto* codes = reinterpret_cast<std::uint32_t*>(wire + begin / 2) + lane;
+  std::uint8_t* wire = args.outbox + owner * geometry.out.segment_bytes +
+                       static_cast<std::int64_t>(row) * geometry.out.tile_bytes;
+  const int bits = geometry.out.bits;
+  std::uint8_t* codes = wire + (begin / kLaneElements + lane) * bits;
   const char* send = static_cast<const char*>(args.send) + (first + lane * kLaneElements) * element_bytes(D);
   GroupValues scales;
 
@@ -52,17 +52,17 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
         float encoded[8];
         Rounding rounding;
         unpack_elements<D>(raw[s], x);
-        round_lane<false>(x, group_key(x, lanes), rounding, encoded);
-        codes[s * kWarpThreads] = rounding.codes;
+        round_lane<false>(x, group_key(x, geometry.lanes), geometry.width, rounding, encoded);
+        store_codes(codes, bits, rounding.codes);
+        codes += kWarpThreads * bits;
         scales.keep(batch + s, place, rounding.scale.bits);
       }
-      codes += kSlices * kWarpThreads;
       send += kSlices * kSliceElements * element_bytes(D);
     }
   } else {
     extern __shared__ uint4 shared[];
     Stage<D, M, F> stage(
-        reinterpret_cast<std::uint8_t*>(shared) + threadIdx.x / kWarpThreads * stage_bytes(D, M, F, 0), lane);
+        reinterpret_cast<std::uint8_t*>(shared) + threadIdx.x / kWarpThreads * stage_bytes(D, M, F), lane);
     const bool has_state = args.first + tile_first + kTileElements <= args.state.capacity;
     StateCursor<F> cursor(args, args.first + first, has_state, lane);
     std::uint16_t* const unit_address = GroupValues::address(
@@ -83,11 +83,10 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
       unpack_elements<D>(raw, x);
       Rounding rounding;
       std::uint32_t unused[kElementWords<D>];
-      round_compensated<D, M, F, false>(x, state, s, geometry.coefficients, lanes, lane, place, cursor,
-                                        rounding, unused);
-      *codes = rounding.codes;
+      round_compensated<D, M, F, false>(x, state, s, geometry, lane, place, cursor, rounding, unused);
+      store_codes(codes, bits, rounding.codes);
       scales.keep(s, place, rounding.scale.bits);
-      codes += kWarpThreads;
+      codes += kWarpThreads * bits;
       cursor.advance(1);
     }
     if constexpr (F != StateFormat::kFp32) {
@@ -95,7 +94,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     }
   }
   if (place < kItemSlices) {
-    auto* base = reinterpret_cast<std::uint16_t*>(wire + kTileElements / 2) + (begin >> geometry.group_shift);
+    auto* base =
+        reinterpret_cast<std::uint16_t*>(wire + geometry.out.code_bytes) + (begin >> geometry.group_shift);
     *GroupValues::address(base, place, lane, lane_shift) = static_cast<std::uint16_t>(scales.held);
   }
 }

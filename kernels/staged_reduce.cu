@@ -37,6 +37,15 @@ __device__ __forceinline__ void accumulate(std::uint32_t codes, float scale, std
   }
 }
 
+/// The same for codes of 8 bits.
+__device__ __forceinline__ void accumulate_bytes(uint2 codes, float scale, float (&sum)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float code = __fsub_rn(byte_in_magic(i < 4 ? codes.x : codes.y, i), kInt8Bias);
+    sum[i] = __fmaf_rn(code, scale, sum[i]);
+  }
+}
+
 template <DataType D, Memory M, StateFormat F>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     reduce_kernel(const __grid_constant__ StagedArgs args, const __grid_constant__ Geometry geometry) {
@@ -44,8 +53,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   if (item >= geometry.items) return;
   const int lane = threadIdx.x % kWarpThreads;
   const int lane_shift = geometry.group_shift - 3;
-  const int lanes = geometry.lanes;
-  const int place = lane & (lanes - 1);
+  const int place = lane & (geometry.lanes - 1);
 
   const std::uint32_t row = item / kTileItems;
   const int begin_slice = item % kTileItems * kItemSlices;
@@ -53,13 +61,15 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   const std::int64_t first = tile_first + begin_slice * kSliceElements;
   const int left = bounded_left(args.count - first);
   const bool full = geometry.vector && left == kItemSlices * kSliceElements;
-  const std::int64_t wire_offset = static_cast<std::int64_t>(row) * geometry.tile_bytes;
-  const int scale_step = geometry.scale_step;
-  const int code_offset = begin_slice * (kSliceElements / 2);
-  const int scale_offset = kTileElements / 2 + begin_slice * scale_step * 2;
-  std::uint8_t* wire = args.gathered + args.rank * geometry.segment_bytes + wire_offset;
-  auto* codes = reinterpret_cast<std::uint32_t*>(wire + code_offset) + lane;
-  const std::uint8_t* inbox = args.inbox + wire_offset;
+  const int begin_group = begin_slice * geometry.scale_step;
+  const int out_bits = geometry.out.bits;
+  std::uint8_t* wire = args.gathered + args.rank * geometry.out.segment_bytes +
+                       static_cast<std::int64_t>(row) * geometry.out.tile_bytes;
+  std::uint8_t* codes = wire + (begin_slice * kWarpThreads + lane) * out_bits;
+  const std::uint8_t* inbox = args.inbox + static_cast<std::int64_t>(row) * geometry.in.tile_bytes;
+  const int in_bits = geometry.in.bits;
+  const int code_offset = begin_slice * kWarpThreads * in_bits;
+  const int scale_offset = geometry.in.code_bytes + begin_group * 2;
   const std::int64_t own_offset = (first + lane * kLaneElements) * element_bytes(D);
   char* recv = static_cast<char*>(args.recv) + own_offset;
 
@@ -80,16 +90,17 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     const std::uint8_t* peer = inbox;
 #pragma unroll 1
     for (int i = 0; i < geometry.staged_peers; ++i) {
-      if (i == args.rank) peer += geometry.segment_bytes;
-      stage.fetch_peer(i, peer + code_offset, peer + scale_offset, kItemSlices * scale_step * 2, lane);
-      peer += geometry.segment_bytes;
+      if (i == args.rank) peer += geometry.in.segment_bytes;
+      stage.fetch_peer(i * geometry.peer_bytes, in_bits, peer + code_offset, peer + scale_offset,
+                       kItemSlices * geometry.scale_step * 2, lane);
+      peer += geometry.in.segment_bytes;
     }
   }
   wait_for_copies();
   __syncwarp();
   int nonfinite = 0;
-  const bool some_direct = args.ranks - 1 > kStagedPeers;
-  int lane_code = lane * 4;
+  const bool some_direct = args.ranks - 1 > geometry.staged_peers;
+  int lane_code = lane * in_bits;
   int lane_scale = (lane >> lane_shift) * 2;
 
 #pragma unroll 1
@@ -101,29 +112,45 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     float sum[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] = -0.0f;  // the one value that leaves every first term as it is
-    const std::uint8_t* peer_code = stage.peer(0) + lane_code;
-    const std::uint8_t* peer_scale = stage.peer(0) + kPeerCodeBytes + lane_scale;
+    const std::uint8_t* peer_code = stage.peers() + lane_code;
+    const std::uint8_t* peer_scale = stage.peers() + kWarpThreads * kItemSlices * in_bits + lane_scale;
     const auto add_staged = [&](int peers) {
+      if (in_bits == 4) {
+#pragma unroll 1
+        for (; peers > 0; --peers) {
+          const auto word = *reinterpret_cast<const std::uint32_t*>(peer_code);
+          const auto scale = *reinterpret_cast<const std::uint16_t*>(peer_scale);
+          peer_code += peer_bytes(4);
+          peer_scale += peer_bytes(4);
+          accumulate(word, bf16_to_float(scale), geometry.nibble_magic, sum);
+        }
+        return;
+      }
 #pragma unroll 1
       for (; peers > 0; --peers) {
-        const auto word = *reinterpret_cast<const std::uint32_t*>(peer_code);
+        const auto words = *reinterpret_cast<const uint2*>(peer_code);
         const auto scale = *reinterpret_cast<const std::uint16_t*>(peer_scale);
-        peer_code += kPeerBytes;
-        peer_scale += kPeerBytes;
-        accumulate(word, bf16_to_float(scale), geometry.nibble_magic, sum);
+        peer_code += peer_bytes(8);
+        peer_scale += peer_bytes(8);
+        accumulate_bytes(words, bf16_to_float(scale), sum);
       }
     };
     const auto add_direct = [&](int from, int to) {
 #pragma unroll 1
       for (int rank = from; rank < to; ++rank) {
-        const std::uint8_t* peer = inbox + rank * geometry.segment_bytes;
-        const auto word = __ldcs(reinterpret_cast<const std::uint32_t*>(peer + code_offset + lane_code));
-        const auto scale = __ldg(reinterpret_cast<const std::uint16_t*>(peer + scale_offset + lane_scale));
-        accumulate(word, bf16_to_float(scale), geometry.nibble_magic, sum);
+        const std::uint8_t* peer = inbox + rank * geometry.in.segment_bytes;
+        const float scale =
+            bf16_to_float(__ldg(reinterpret_cast<const std::uint16_t*>(peer + scale_offset + lane_scale)));
+        peer += code_offset + lane_code;
+        if (in_bits == 4) {
+          accumulate(__ldcs(reinterpret_cast<const std::uint32_t*>(peer)), scale, geometry.nibble_magic, sum);
+        } else {
+          accumulate_bytes(__ldcs(reinterpret_cast<const uint2*>(peer)), scale, sum);
+        }
       }
     };
     add_staged(geometry.staged_before);
-    if (some_direct) add_direct(kStagedPeers, args.rank);
+    if (some_direct) add_direct(geometry.staged_peers, args.rank);
     {
       float x[8];
       unpack_elements<D>(raw, x);
@@ -131,8 +158,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
       for (int i = 0; i < 8; ++i) sum[i] = __fadd_rn(sum[i], x[i]);
     }
     add_staged(geometry.staged_peers - geometry.staged_before);
-    if (some_direct) add_direct(max(args.rank, kStagedPeers) + 1, args.ranks);
-    lane_code += kSliceElements / 2;
+    if (some_direct) add_direct(max(args.rank, geometry.staged_peers) + 1, args.ranks);
+    lane_code += kWarpThreads * in_bits;
     lane_scale += 2 * geometry.scale_step;
     if (args.post_scale != 1.0f) {
 #pragma unroll
@@ -143,22 +170,21 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     std::uint32_t out[kElementWords<D>];
     if constexpr (M == Memory::kNone) {
       float encoded[8];
-      round_lane<true>(sum, group_key(sum, lanes), rounding, encoded);
+      round_lane<true>(sum, group_key(sum, geometry.lanes), geometry.width, rounding, encoded);
       pack_elements<D>(rounding.decoded, out);
     } else {
-      round_compensated<D, M, F, true>(sum, state, s, geometry.coefficients, lanes, lane, place, cursor,
-                                       rounding, out);
+      round_compensated<D, M, F, true>(sum, state, s, geometry, lane, place, cursor, rounding, out);
       cursor.advance(1);
     }
-    *codes = rounding.codes;
+    store_codes(codes, out_bits, rounding.codes);
     scales.keep(s, place, rounding.scale.bits);
     store_elements<D>(recv, full, left - s * kSliceElements, lane, out);
     if (!rounding.scale.finite && place == 0) ++nonfinite;
-    codes += kWarpThreads;
+    codes += kWarpThreads * out_bits;
     recv += kSliceElements * element_bytes(D);
   }
   if (place < kItemSlices) {
-    auto* base = reinterpret_cast<std::uint16_t*>(wire + scale_offset);
+    auto* base = reinterpret_cast<std::uint16_t*>(wire + geometry.out.code_bytes) + begin_group;
     *GroupValues::address(base, place, lane, lane_shift) = static_cast<std::uint16_t>(scales.held);
     if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
       if (cursor.store) *unit_address = static_cast<std::uint16_t>(cursor.units.held);

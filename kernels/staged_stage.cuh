@@ -15,9 +15,16 @@ namespace echotp::device {
 
 /// Peers whose codes are fetched ahead; those of further ones are read when they are added.
 inline constexpr int kStagedPeers = 7;
-/// Shared bytes of a peer's codes and scales (at most: group 32) of one item.
-inline constexpr int kPeerCodeBytes = kItemSlices * kSliceElements / 2;
-inline constexpr int kPeerBytes = kPeerCodeBytes + kItemSlices * kSliceElements / 32 * 2;
+/// Most shared memory of a block that needs no opt-in.
+inline constexpr int kBlockSharedBytes = 48 << 10;
+
+/// Shared bytes of a peer's codes, and of its codes and scales (at most: group 32), of one item.
+constexpr int peer_code_bytes(int bits) {
+  return kItemSlices * kSliceElements / 8 * bits;
+}
+constexpr int peer_bytes(int bits) {
+  return peer_code_bytes(bits) + kItemSlices * kSliceElements / 32 * 2;
+}
 
 /// Shared bytes of an item's elements, and of one estimate of it. fp32 estimates are as many bytes as
 /// everything else together: they are read directly.
@@ -33,10 +40,9 @@ constexpr int estimates_of(Memory memory) {
   return memory == Memory::kDual ? 2 : memory == Memory::kFast ? 1 : 0;
 }
 
-/// Shared bytes of one warp.
-constexpr int stage_bytes(DataType type, Memory memory, StateFormat format, int peers) {
-  return staged_element_bytes(type) + estimates_of(memory) * staged_estimate_bytes(format) +
-         peers * kPeerBytes;
+/// Shared bytes of one warp, but for the peers.
+constexpr int stage_bytes(DataType type, Memory memory, StateFormat format) {
+  return staged_element_bytes(type) + estimates_of(memory) * staged_estimate_bytes(format);
 }
 
 /// Starts a copy of 16 or 8 bytes into shared memory; both addresses are aligned to as many.
@@ -103,12 +109,14 @@ class Stage {
     }
   }
 
-  /// Fetches the codes and scales of the item from a peer; `scale_bytes` are 16, 32 or 64.
-  __device__ __forceinline__ void fetch_peer(int peer, const std::uint8_t* codes, const std::uint8_t* scales,
-                                             int scale_bytes, int lane) {
-    std::uint8_t* to = peers_ + peer * kPeerBytes;
-    copy_async<16>(to + lane * 16, codes + lane * 16);
-    if (lane * 16 < scale_bytes) copy_async<16>(to + kPeerCodeBytes + lane * 16, scales + lane * 16);
+  /// Fetches the codes and scales of the item from a peer to offset `at` of the peers' memory; `scale_bytes`
+  /// are 16, 32 or 64.
+  __device__ __forceinline__ void fetch_peer(int at, int bits, const std::uint8_t* codes,
+                                             const std::uint8_t* scales, int scale_bytes, int lane) {
+    std::uint8_t* to = peers_ + at + lane * 16;
+    copy_async<16>(to, codes + lane * 16);
+    if (bits == 8) copy_async<16>(to + peer_code_bytes(4), codes + peer_code_bytes(4) + lane * 16);
+    if (lane * 16 < scale_bytes) copy_async<16>(to + peer_code_bytes(bits), scales + lane * 16);
   }
 
   /// The lane's elements of slice s.
@@ -135,9 +143,9 @@ class Stage {
     }
   }
 
-  /// A peer's codes of the item, and from kPeerCodeBytes on its scales.
-  __device__ __forceinline__ const std::uint8_t* peer(int peer) const {
-    return peers_ + peer * kPeerBytes;
+  /// The peers' memory.
+  __device__ __forceinline__ const std::uint8_t* peers() const {
+    return peers_;
   }
 
  private:

@@ -4,8 +4,9 @@
 // A message of `count` elements is cut into tiles of 2048. Tile t belongs to rank t mod P (block-cyclic: the
 // owner of an element depends on its position alone, never on the message size). A segment is all tiles of
 // one owner, in order. A tile on the wire: 2048 codes of 4 bits (1024 bytes, the element with the lower index
-// in the lower nibble, code + 8 stored), then 2048/group scales in bf16. The last tile is padded with zeros
-// and travels whole.
+// in the lower nibble, code + 8 stored) or of 8 bits (2048 bytes, code + 128 stored), then 2048/group scales
+// in bf16. The two legs of a call, to the owners and back, may have codes of different width. The last tile
+// is padded with zeros and travels whole.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +19,23 @@ inline constexpr int kTileElements = 2048;
 inline constexpr int kMaxRanks =
     64;  // of the staged path; bounded by nothing but the size of the argument struct
 
+/// The two trips of a message: senders to owners, and owners to all.
+enum class Leg { kFirst, kSecond };
+
+/// Width of a code on a leg, in bits.
+constexpr int leg_bits(const Codec& codec, Leg leg) {
+  return leg == Leg::kFirst ? codec.first_leg_bits : codec.bits;
+}
+
 /// Bytes of one tile on the wire: codes, then scales.
-constexpr int tile_code_bytes(const Codec& codec) {
-  return kTileElements * codec.bits / 8;
+constexpr int tile_code_bytes(int bits) {
+  return kTileElements / 8 * bits;
 }
-constexpr int tile_scale_bytes(const Codec& codec) {
-  return kTileElements / codec.group * 2;
+constexpr int tile_scale_bytes(int group) {
+  return kTileElements / group * 2;
 }
-constexpr int tile_bytes(const Codec& codec) {
-  return tile_code_bytes(codec) + tile_scale_bytes(codec);
+constexpr int tile_bytes(const Codec& codec, Leg leg) {
+  return tile_code_bytes(leg_bits(codec, leg)) + tile_scale_bytes(codec.group);
 }
 
 /// Tiles that hold `count` elements, the last one possibly partial.
@@ -40,14 +49,15 @@ constexpr std::int64_t segment_tiles(std::int64_t count, int ranks) {
 }
 
 /// Bytes of one segment on the wire.
-constexpr std::int64_t segment_bytes(std::int64_t count, int ranks, const Codec& codec) {
-  return segment_tiles(count, ranks) * tile_bytes(codec);
+constexpr std::int64_t segment_bytes(std::int64_t count, int ranks, const Codec& codec, Leg leg) {
+  return segment_tiles(count, ranks) * tile_bytes(codec, leg);
 }
 
-/// Bytes that one rank sends for one all-reduce, both phases: (P-1) segments to their owners, its own segment
+/// Bytes that one rank sends for one all-reduce, both legs: (P-1) segments to their owners, its own segment
 /// to P-1 peers. Codes and scales; flags and protocol headers of the transport are not counted.
 constexpr std::int64_t wire_bytes(std::int64_t count, int ranks, const Codec& codec) {
-  return 2 * (ranks - 1) * segment_bytes(count, ranks, codec);
+  return (ranks - 1) *
+         (segment_bytes(count, ranks, codec, Leg::kFirst) + segment_bytes(count, ranks, codec, Leg::kSecond));
 }
 
 }  // namespace echotp

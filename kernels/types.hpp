@@ -15,11 +15,13 @@ constexpr int element_bytes(DataType type) {
   return type == DataType::kFp32 ? 4 : 2;
 }
 
-/// How values travel. `bits` is the width of a code (4), `group` the number of neighbouring elements that
-/// share one bf16 scale (32, 64 or 128).
+/// How values travel. `bits` is the width of a code (4 or 8) of what an owner sends to all, `group` the
+/// number of neighbouring elements that share one bf16 scale (32, 64 or 128), `first_leg_bits` the width of
+/// what senders send to owners.
 struct Codec {
   int bits = 4;
   int group = 32;
+  int first_leg_bits = 4;
   bool operator==(const Codec&) const = default;
 };
 

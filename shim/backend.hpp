@@ -41,6 +41,7 @@ struct CompressedCall {
   CaptureInfo capture;
   const PolicyRule* rule = nullptr;
   bool pass_start = false;
+  bool last_call = false;  // of its pass; equal on all ranks
   int direction = 0;  // which of the communicator's states: 0 forward, 1 backward
 };
 

@@ -236,7 +236,7 @@ class CudaBackend final : public Backend {
     args.rank = rank_;
     args.ranks = ranks_;
     args.dtype = call.dtype;
-    args.codec = call.rule->codec;
+    args.codec = codec_of(*call.rule, call.last_call);
     args.compensation = call.rule->compensation;
     args.post_scale = call.op == ReduceOp::kAvg ? 1.0f / static_cast<float>(ranks_) : 1.0f;
     args.state = state.provide(call.count, args.codec, args.compensation, call.rule->max_state_bytes,

@@ -62,7 +62,7 @@ StateView CompensationState::provide(std::int64_t count, const Codec& codec, con
   const std::int64_t wanted = tile_count(count) * kTileElements;
   const std::int64_t wanted_bytes = state_bytes(wanted, codec, compensation);
   if (max_bytes && wanted_bytes > *max_bytes) return {};
-  const bool same_shape = codec_ == codec && compensation_.state == compensation.state &&
+  const bool same_shape = codec_.group == codec.group && compensation_.state == compensation.state &&
                           (compensation_.b != 0.0f) == (compensation.b != 0.0f);
   if (!memory_ || !same_shape || wanted > capacity_) {
     if (capturing || (refused_ && wanted_bytes >= refused_bytes_)) return {};

@@ -45,7 +45,7 @@ void read_codec(const JsonValue& entry, Codec& codec, JsonErrors& errors) {
   const auto value = known(entry, "codec");
   if (!value || !value->expect_object(errors)) return;
   if (const auto bits = value->get("bits"))
-    codec.bits = static_cast<int>(bits->integer(errors, 1, 16).value_or(4));
+    codec.bits = codec.first_leg_bits = static_cast<int>(bits->integer(errors, 1, 16).value_or(4));
   if (const auto group = value->get("group")) {
     codec.group = static_cast<int>(group->integer(errors, 1, 1 << 20).value_or(32));
   }

@@ -367,6 +367,7 @@ class Engine {
     compressed.capture = call.capture;
     compressed.rule = &rule;
     compressed.pass_start = position.pass_start;
+    compressed.last_call = position.last_call;
     compressed.direction = position.direction;
     const CallOutcome outcome = known.backend->all_reduce(compressed);
     count(known, call, &outcome);

@@ -26,6 +26,11 @@ PassPosition PassTracker::place(const PassRule& rule, std::uint64_t thread, std:
     ++passes_;
   }
   ++direction.calls;
+  if (count != common_count_ || dtype != common_dtype_) common_calls_ = 0;
+  common_count_ = count;
+  common_dtype_ = dtype;
+  ++common_calls_;
+  position.last_call = rule.calls && common_calls_ % *rule.calls == 0;
   last_direction_ = position.direction;
   return position;
 }
@@ -33,6 +38,8 @@ PassPosition PassTracker::place(const PassRule& rule, std::uint64_t thread, std:
 void PassTracker::other_collective(const PassRule& rule, std::string_view kind) noexcept {
   if (std::find(rule.resync.begin(), rule.resync.end(), kind) == rule.resync.end()) return;
   for (Direction& direction : directions_) direction.open = false;
+  // These two involve some ranks only.
+  if (kind != "send" && kind != "recv") common_calls_ = 0;
 }
 
 }  // namespace echotp

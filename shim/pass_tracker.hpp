@@ -17,6 +17,7 @@ namespace echotp {
 struct PassPosition {
   int direction = 0;  // 0: the thread that issued first (forward); 1: any other thread (backward)
   bool pass_start = false;
+  bool last_call = false;  // the last of rule.calls, by a count that is the same on all ranks
 };
 
 class PassTracker {
@@ -40,6 +41,10 @@ class PassTracker {
     std::uint64_t capture = 0;
   };
   std::array<Direction, 2> directions_;
+  // Calls since something happened that happens on all ranks alike: never of threads, captures or states.
+  std::int64_t common_calls_ = 0;
+  std::int64_t common_count_ = -1;
+  DataType common_dtype_ = DataType::kBf16;
   bool has_forward_thread_ = false;
   std::uint64_t forward_thread_ = 0;
   int last_direction_ = -1;

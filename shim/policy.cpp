@@ -48,9 +48,12 @@ std::string why_not(const PolicyMatch& match, const CallFacts& facts, unsigned u
 }
 
 std::string method(const PolicyRule& rule) {
-  return std::to_string(rule.codec.bits) + " bits in groups of " + std::to_string(rule.codec.group) +
-         ", transport " + transport_name(rule.transport) + ", compensation " +
-         compensation_mode_name(rule.compensation.mode);
+  const std::string bits =
+      rule.codec.first_leg_bits == rule.codec.bits
+          ? std::to_string(rule.codec.bits)
+          : std::to_string(rule.codec.first_leg_bits) + " and " + std::to_string(rule.codec.bits);
+  return bits + " bits in groups of " + std::to_string(rule.codec.group) + ", transport " +
+         transport_name(rule.transport) + ", compensation " + compensation_mode_name(rule.compensation.mode);
 }
 
 }  // namespace
@@ -99,6 +102,12 @@ unsigned unmet_conditions(const PolicyRule& rule, const CallFacts& facts) noexce
   }
   if (facts.capturing && !match.in_capture) unmet |= kUnmetCapture;
   return unmet;
+}
+
+Codec codec_of(const PolicyRule& rule, bool last_call) noexcept {
+  Codec codec = rule.codec;
+  if (last_call && rule.pass.last_call_bits) codec.bits = codec.first_leg_bits = *rule.pass.last_call_bits;
+  return codec;
 }
 
 int match_policy(const Policy& policy, const CallFacts& facts) noexcept {

@@ -27,6 +27,7 @@ struct PassRule {
   std::vector<std::string>
       resync;  // other collectives of the communicator that end a pass, e.g. "all_gather"
   DirectionSource direction = DirectionSource::kThread;
+  std::optional<int> last_call_bits;  // 8: codes of 8 bits, both legs, in the last of `calls`
 };
 
 /// Conditions of a rule. Unset or empty means: any.
@@ -68,6 +69,9 @@ struct CallFacts {
   std::string_view communicator_name = {};
   bool capturing = false;
 };
+
+/// How a call of this rule travels; `last_call`: it is the last of its pass.
+Codec codec_of(const PolicyRule& rule, bool last_call) noexcept;
 
 /// Index of the first rule that matches, or -1.
 int match_policy(const Policy& policy, const CallFacts& facts) noexcept;

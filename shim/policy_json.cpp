@@ -110,23 +110,25 @@ void read_match(const JsonValue& value, PolicyMatch& out, JsonErrors& errors) {
   if (const auto capture = value.get("capture")) out.in_capture = capture->boolean(errors).value_or(true);
 }
 
+/// A number that must be one of `allowed`.
+std::optional<int> read_one_of(const JsonValue& value, std::string_view key,
+                               std::initializer_list<int> allowed, std::string_view expected,
+                               JsonErrors& errors) {
+  const auto at = value.get(key);
+  if (!at) return std::nullopt;
+  const auto read = at->integer(errors, std::numeric_limits<std::int64_t>::min(), kNeverBytes);
+  if (!read) return std::nullopt;
+  if (std::find(allowed.begin(), allowed.end(), *read) != allowed.end()) return static_cast<int>(*read);
+  at->complain(errors, "is " + std::to_string(*read) + "; expected " + std::string(expected));
+  return std::nullopt;
+}
+
 void read_codec(const JsonValue& value, Codec& out, JsonErrors& errors) {
   if (!value.expect_object(errors)) return;
-  value.only_keys(errors, {"bits", "group"});
-  if (const auto bits = value.get("bits")) {
-    const auto read = bits->integer(errors, std::numeric_limits<std::int64_t>::min(), kNeverBytes);
-    if (read && *read != 4)
-      bits->complain(errors, "is " + std::to_string(*read) + "; expected 4, the only width there is");
-  }
-  if (const auto group = value.get("group")) {
-    const auto read = group->integer(errors, std::numeric_limits<std::int64_t>::min(), kNeverBytes);
-    if (!read) return;
-    if (*read == 32 || *read == 64 || *read == 128) {
-      out.group = static_cast<int>(*read);
-    } else {
-      group->complain(errors, "is " + std::to_string(*read) + "; expected 32, 64 or 128");
-    }
-  }
+  value.only_keys(errors, {"bits", "group", "first_leg_bits"});
+  out.bits = read_one_of(value, "bits", {4, 8}, "4 or 8", errors).value_or(out.bits);
+  out.first_leg_bits = read_one_of(value, "first_leg_bits", {4, 8}, "4 or 8", errors).value_or(out.bits);
+  out.group = read_one_of(value, "group", {32, 64, 128}, "32, 64 or 128", errors).value_or(out.group);
 }
 
 void read_memory(const JsonValue& value, std::string_view key, float& out, JsonErrors& errors) {
@@ -187,7 +189,7 @@ void read_compensation(const JsonValue& value, Compensation& out, JsonErrors& er
 
 void read_pass(const JsonValue& value, PassRule& out, JsonErrors& errors) {
   if (!value.expect_object(errors)) return;
-  value.only_keys(errors, {"calls", "resync", "direction"});
+  value.only_keys(errors, {"calls", "resync", "direction", "last_call_bits"});
   if (const auto calls = value.get("calls")) out.calls = calls->integer(errors, 1, kMaxPassCalls);
   if (const auto resync = value.get("resync");
       resync && resync->expect_array(errors, "an array such as [\"all_gather\"]")) {
@@ -203,6 +205,11 @@ void read_pass(const JsonValue& value, PassRule& out, JsonErrors& errors) {
   }
   if (const auto direction = value.get("direction")) {
     out.direction = static_cast<DirectionSource>(direction->choice(errors, {"thread", "none"}).value_or(0));
+  }
+  out.last_call_bits = read_one_of(value, "last_call_bits", {8}, "8", errors);
+  if (out.last_call_bits && !value.get("calls")) {
+    value.get("last_call_bits")
+        ->complain(errors, "needs \"calls\": without it nobody knows which call is the last of a pass");
   }
 }
 

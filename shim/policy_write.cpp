@@ -64,6 +64,7 @@ Json write_pass(const PassRule& pass) {
   std::sort(resync.begin(), resync.end());
   out["resync"] = resync;
   out["direction"] = direction_name(pass.direction);
+  if (pass.last_call_bits) out["last_call_bits"] = *pass.last_call_bits;
   return out;
 }
 
@@ -78,6 +79,8 @@ Json write_policy(const Policy& policy, bool resolved) {
     if (!rule.note.empty() && !resolved) item["note"] = rule.note;
     item["match"] = write_match(rule.match, resolved);
     item["codec"] = {{"bits", rule.codec.bits}, {"group", rule.codec.group}};
+    if (rule.codec.first_leg_bits != rule.codec.bits)
+      item["codec"]["first_leg_bits"] = rule.codec.first_leg_bits;
     item["transport"] = transport_name(rule.transport);
     item["compensation"] = write_compensation(rule.compensation);
     item["pass"] = write_pass(rule.pass);

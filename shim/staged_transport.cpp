@@ -43,8 +43,9 @@ StagedTransport::~StagedTransport() {
 cudaError_t StagedTransport::allocate(std::int64_t chunk_elements) noexcept {
   const std::int64_t round = static_cast<std::int64_t>(ranks_) * kTileElements;
   chunk_elements_ = (chunk_elements + round - 1) / round * round;
-  // Groups of 32 need the most scales; whatever the rule's codec is, it fits.
-  const std::int64_t segments = ranks_ * segment_bytes(chunk_elements_, ranks_, Codec{4, 32});
+  // 8 bits in groups of 32 are the most: whatever the rule's codec is, it fits.
+  constexpr Codec kLargest{.bits = 8, .group = 32, .first_leg_bits = 8};
+  const std::int64_t segments = ranks_ * segment_bytes(chunk_elements_, ranks_, kLargest, Leg::kFirst);
   scratch_bytes_ = segments * 3 * kSlots;
   cudaError_t error = cudaMalloc(&memory_, static_cast<std::size_t>(scratch_bytes_));
   auto* next = static_cast<std::uint8_t*>(memory_);
@@ -98,11 +99,11 @@ int StagedTransport::gather(const StagedSlot& slot, std::int64_t segment, cudaSt
 int StagedTransport::run_chunk(const StagedArgs& whole, cudaStream_t stream) noexcept {
   const StagedSlot& slot = slots_[0];
   const StagedArgs args = chunk_of(whole, 0, whole.count, slot);
-  const std::int64_t segment = segment_bytes(args.count, ranks_, args.codec);
+  const auto segment = [&](Leg leg) { return segment_bytes(args.count, ranks_, args.codec, leg); };
   if (launch_quantise(args, stream) != cudaSuccess) return kNcclUnhandledCudaError;
-  if (const int result = exchange(slot, segment, stream); result != kNcclSuccess) return result;
+  if (const int result = exchange(slot, segment(Leg::kFirst), stream); result != kNcclSuccess) return result;
   if (launch_reduce(args, stream) != cudaSuccess) return kNcclUnhandledCudaError;
-  if (const int result = gather(slot, segment, stream); result != kNcclSuccess) return result;
+  if (const int result = gather(slot, segment(Leg::kSecond), stream); result != kNcclSuccess) return result;
   return launch_decode(args, stream) == cudaSuccess ? kNcclSuccess : kNcclUnhandledCudaError;
 }
 
@@ -113,8 +114,8 @@ int StagedTransport::run_pipelined(const StagedArgs& whole, cudaStream_t stream)
     const std::int64_t first = chunk * chunk_elements_;
     return chunk_of(whole, first, std::min(chunk_elements_, whole.count - first), slots_[slot_index(chunk)]);
   };
-  const auto segment_of = [&](std::int64_t chunk) {
-    return segment_bytes(args_of(chunk).count, ranks_, whole.codec);
+  const auto segment_of = [&](std::int64_t chunk, Leg leg) {
+    return segment_bytes(args_of(chunk).count, ranks_, whole.codec, leg);
   };
 
   cudaError_t cuda = cudaSuccess;
@@ -130,7 +131,7 @@ int StagedTransport::run_pipelined(const StagedArgs& whole, cudaStream_t stream)
   const auto exchange_chunk = [&](std::int64_t chunk) {  // caller's stream
     if (chunk >= chunks || !ok()) return;
     do_cuda(cudaStreamWaitEvent(stream, quantised_[slot_index(chunk)], 0));
-    if (ok()) nccl = exchange(slots_[slot_index(chunk)], segment_of(chunk), stream);
+    if (ok()) nccl = exchange(slots_[slot_index(chunk)], segment_of(chunk, Leg::kFirst), stream);
     do_cuda(cudaEventRecord(exchanged_[slot_index(chunk)], stream));
   };
   const auto reduce = [&](std::int64_t chunk) {  // side stream
@@ -142,7 +143,7 @@ int StagedTransport::run_pipelined(const StagedArgs& whole, cudaStream_t stream)
   const auto gather_chunk = [&](std::int64_t chunk) {  // caller's stream
     if (!ok()) return;
     do_cuda(cudaStreamWaitEvent(stream, reduced_[slot_index(chunk)], 0));
-    if (ok()) nccl = gather(slots_[slot_index(chunk)], segment_of(chunk), stream);
+    if (ok()) nccl = gather(slots_[slot_index(chunk)], segment_of(chunk, Leg::kSecond), stream);
     do_cuda(cudaEventRecord(gathered_[slot_index(chunk)], stream));
   };
   const auto decode = [&](std::int64_t chunk) {  // side stream

@@ -189,10 +189,10 @@ int main(int argc, char** argv) {
       for (const Config& config : configs) {
         const std::int64_t count = bytes / 2;
         const Codec codec;
-        const std::int64_t segment = segment_bytes(count, ranks, codec);
+        const std::int64_t segment = segment_bytes(count, ranks, codec, Leg::kFirst);
         const bool compensated = config.compensation.mode != CompensationMode::kNone;
         const std::size_t entry = config.compensation.state == StateFormat::kFp32 ? 4 : 1;
-        const double wire = static_cast<double>(tile_bytes(codec)) / kTileElements;
+        const double wire = static_cast<double>(tile_bytes(codec, Leg::kFirst)) / kTileElements;
         const int estimates = config.compensation.b != 0.0f ? 2 : 1;
         const double unit = config.compensation.state == StateFormat::kFp32 ? 0.0 : 2.0 / codec.group;
         const double state = compensated ? 2 * (estimates * static_cast<double>(entry) + unit) : 0.0;

@@ -99,7 +99,8 @@ std::string describe(const ReferenceSetup& setup) {
   const char* modes[] = {"none", "owner", "both"};
   const char* formats[] = {"fp32", "fp16", "int8"};
   return std::string(name_of(setup.dtype)) + " group " + std::to_string(setup.codec.group) + " ranks " +
-         std::to_string(setup.ranks) + " " + modes[static_cast<int>(setup.compensation.mode)] +
+         std::to_string(setup.ranks) + " bits " + std::to_string(setup.codec.first_leg_bits) + "+" +
+         std::to_string(setup.codec.bits) + " " + modes[static_cast<int>(setup.compensation.mode)] +
          (setup.compensation.b != 0 ? " dual " : " fast ") +
          formats[static_cast<int>(setup.compensation.state)];
 }
@@ -160,6 +161,8 @@ void test_matrix(Tally& tally, Inputs& inputs) {
         setup.ranks = number % 8 + 1;
         setup.dtype = dtype;
         setup.codec.group = group;
+        setup.codec.first_leg_bits = number % 4 == 1 ? 8 : 4;
+        setup.codec.bits = number % 7 == 2 ? 8 : 4;
         setup.post_scale = number % 3 == 2 ? 1.0f / static_cast<float>(setup.ranks) : 1.0f;
         Compensation& how = setup.compensation;
         how.mode = variant == 12      ? CompensationMode::kNone
@@ -190,6 +193,8 @@ void test_matrix(Tally& tally, Inputs& inputs) {
           const bool pass_start = call == 0 || call == 9;
           const std::string name =
               describe(setup) + " call " + std::to_string(call) + " count " + std::to_string(count);
+          if (call == 7) ranks.set_bits(8, 8);  // as the last call of a pass
+          if (call == 8) ranks.set_bits(setup.codec.first_leg_bits, setup.codec.bits);
           if (!ranks.call(tally, name, send, pass_start, shape)) break;
         }
         tally.check(ranks.counters().nonfinite_groups == ranks.reference().nonfinite_groups(),
@@ -249,6 +254,8 @@ void test_chunks(Tally& tally, Inputs& inputs) {
     setup.capacity = tile_count(count) * kTileElements;
     VirtualRanks all(setup, count);
     for (int call = 0; call < 4; ++call) {
+      if (call == 1) all.set_bits(8, 4);
+      if (call == 3) all.set_bits(4, 4);
       CallShape shape;
       shape.chunk = (call + 1) * row;
       shape.in_place = call == 3;
@@ -369,7 +376,7 @@ void test_large(Tally& tally) {
   ReferenceSetup setup;
   setup.ranks = 2;
   setup.compensation = {CompensationMode::kBoth, 1.0f, 0.0f, 0.0f, 0.9f, StateFormat::kInt8};
-  const std::int64_t segment = segment_bytes(count, 2, setup.codec);
+  const std::int64_t segment = segment_bytes(count, 2, setup.codec, Leg::kFirst);
   const std::int64_t capacity = tile_count(count) * kTileElements;
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;

@@ -82,8 +82,9 @@ class VirtualRanks {
  public:
   VirtualRanks(const ReferenceSetup& setup, std::int64_t largest, bool null_state = false)
       : setup_(setup), reference_(setup), null_state_(null_state) {
+    constexpr Codec kLargest{.bits = 8, .group = 32, .first_leg_bits = 8};
     const auto wire =
-        static_cast<std::size_t>(segment_bytes(largest, setup.ranks, setup.codec) * setup.ranks);
+        static_cast<std::size_t>(segment_bytes(largest, setup.ranks, kLargest, Leg::kFirst) * setup.ranks);
     const std::size_t user = static_cast<std::size_t>((largest + 2 * kGuard) * element_bytes(setup.dtype));
     const auto state = static_cast<std::size_t>(setup.capacity) * state_entry_bytes();
     must(cudaHostAlloc(&counters_, sizeof(DeviceCounters), cudaHostAllocMapped), "cudaHostAlloc");
@@ -103,6 +104,13 @@ class VirtualRanks {
   ~VirtualRanks() { cudaFreeHost(counters_); }
   VirtualRanks(const VirtualRanks&) = delete;
   VirtualRanks& operator=(const VirtualRanks&) = delete;
+
+  /// Changes the width of the codes from the next call on.
+  void set_bits(int first_leg, int second_leg) {
+    setup_.codec.first_leg_bits = first_leg;
+    setup_.codec.bits = second_leg;
+    reference_.set_bits(first_leg, second_leg);
+  }
 
   ReferenceAllReduce& reference() { return reference_; }
   const DeviceCounters& counters() const { return *counters_; }
@@ -124,20 +132,23 @@ class VirtualRanks {
     const std::int64_t chunk = shape.chunk != 0 ? shape.chunk : std::max<std::int64_t>(count, 1);
     for (std::int64_t first = 0; first < count; first += chunk) {
       const std::int64_t length = std::min(chunk, count - first);
-      const std::int64_t segment = segment_bytes(length, setup_.ranks, setup_.codec);
+      const std::int64_t first_leg = segment_bytes(length, setup_.ranks, setup_.codec, Leg::kFirst);
+      const std::int64_t second_leg = segment_bytes(length, setup_.ranks, setup_.codec, Leg::kSecond);
       std::vector<StagedArgs> args;
       for (int p = 0; p < setup_.ranks; ++p) args.push_back(make_args(p, first, length, pass_start, shape));
       for (const StagedArgs& a : args) must(launch_quantise(a, stream), "launch_quantise");
       for (int p = 0; p < setup_.ranks; ++p) {
         for (int q = 0; q < setup_.ranks; ++q) {
-          if (p != q) copy(inbox_[p].data() + q * segment, outbox_[q].data() + p * segment, segment, stream);
+          if (p != q)
+            copy(inbox_[p].data() + q * first_leg, outbox_[q].data() + p * first_leg, first_leg, stream);
         }
       }
       for (const StagedArgs& a : args) must(launch_reduce(a, stream), "launch_reduce");
       for (int p = 0; p < setup_.ranks; ++p) {
         for (int q = 0; q < setup_.ranks; ++q) {
           if (p != q)
-            copy(gathered_[p].data() + q * segment, gathered_[q].data() + q * segment, segment, stream);
+            copy(gathered_[p].data() + q * second_leg, gathered_[q].data() + q * second_leg, second_leg,
+                 stream);
         }
       }
       for (const StagedArgs& a : args) must(launch_decode(a, stream), "launch_decode");

@@ -163,15 +163,16 @@ TEST_CASE(
 
 TEST_CASE("decoding any stored byte never fails and a NaN scale always decodes to NaN") {
   for (int nibble = 0; nibble < 16; ++nibble) {
-    CHECK(std::isnan(decode(nibble, bf16_to_float(0x7FC0))));
-    CHECK(float_bits(decode(nibble, bf16_to_float(0x7FC0))) == 0x7FFFFFFFu);
-    CHECK(decode(nibble, 0.5f) == 0.5f * static_cast<float>(nibble - 8));
+    CHECK(std::isnan(decode(nibble, bf16_to_float(0x7FC0), 4)));
+    CHECK(float_bits(decode(nibble, bf16_to_float(0x7FC0), 4)) == 0x7FFFFFFFu);
+    CHECK(decode(nibble, 0.5f, 4) == 0.5f * static_cast<float>(nibble - 8));
   }
 }
 
 TEST_CASE("bits an element: 4 plus 16 a group") {
   for (int group : {32, 64, 128}) {
-    CHECK(tile_bytes(Codec{4, group}) * 8.0 / kTileElements == doctest::Approx(4 + 16.0 / group));
+    CHECK(tile_bytes(Codec{4, group}, Leg::kSecond) * 8.0 / kTileElements ==
+          doctest::Approx(4 + 16.0 / group));
   }
 }
 
@@ -240,4 +241,108 @@ TEST_CASE("16-bit conversions agree with arithmetic on doubles") {
   }
   for (float x : {65519.996f, 65520.0f, -65520.0f, kFloatMax, kInf, -kInf, 0x1p-149f, 0x1p-25f, -0x1p-25f})
     check(x);
+}
+
+namespace {
+
+/// The 8-bit codec as arithmetic on doubles.
+void check_bytes(const std::vector<float>& u) {
+  std::vector<std::uint8_t> codes(u.size());
+  std::vector<float> decoded(u.size());
+  std::uint16_t bits = 0;
+  REQUIRE(encode_group(u.data(), static_cast<int>(u.size()), codes.data(), &bits, 8));
+  decode_group(codes.data(), bits, static_cast<int>(u.size()), decoded.data(), 8);
+  const double step = std::fabs(bf16_to_float(bits));
+  for (std::size_t i = 0; i < u.size(); ++i) {
+    // Half a step; at the clipped end a whole one and what the scale's own rounding moves the extremum by.
+    REQUIRE(std::fabs(decoded[i] - static_cast<double>(u[i])) <= step * 1.26);
+    if (std::fabs(u[i]) < 127.25 * step && codes[i] != 255)
+      REQUIRE(std::fabs(decoded[i] - static_cast<double>(u[i])) <= step * 0.5001);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("codec, 8 bits: golden vector") {
+  std::vector<float> u(32, 0.0f);
+  u[0] = 128.0f, u[1] = -127.0f, u[2] = 1.5f, u[3] = 2.5f, u[4] = -128.0f, u[5] = -0.4f;
+  std::uint8_t codes[32];
+  std::uint16_t scale = 0;
+  REQUIRE(encode_group(u.data(), 32, codes, &scale, 8));
+  CHECK(bf16_to_float(scale) == 1.0f);  // the negative one of two equal extrema decides: -128 / -128
+  CHECK(codes[0] == 255);               // clipped to 127
+  CHECK(codes[1] == 1);
+  CHECK(codes[2] == 130);  // ties to even
+  CHECK(codes[3] == 130);
+  CHECK(codes[4] == 0);
+  CHECK(codes[5] == 128);
+}
+
+TEST_CASE("codec, 8 bits: error at most half a step, over all magnitudes") {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  for (int exponent = -92; exponent < 126; ++exponent) {
+    std::vector<float> u(64);
+    for (float& value : u) value = std::ldexp(std::clamp(normal(random), -3.0f, 3.0f), exponent);
+    check_bytes(u);
+  }
+}
+
+TEST_CASE("codec, 8 bits: the reference puts the same bytes on the wire") {
+  std::mt19937_64 random(6);
+  std::normal_distribution<float> normal;
+  for (const int group : {32, 64, 128}) {
+    ReferenceSetup setup;
+    setup.ranks = 2;
+    setup.dtype = DataType::kFp32;
+    setup.codec = {.bits = 4, .group = group, .first_leg_bits = 8};
+    setup.compensation.mode = CompensationMode::kNone;
+    ReferenceAllReduce all(setup);
+    std::vector<float> u(2 * kTileElements);
+    for (std::size_t i = 0; i < u.size(); ++i)
+      u[i] = std::ldexp(normal(random), static_cast<int>(i / group % 250) - 125);
+    std::vector<std::vector<std::uint32_t>> send(2);
+    for (const float x : u) send[0].push_back(float_bits(x)), send[1].push_back(0);
+    all.call(send, true);
+    // Rank 0 sends tile 1 to rank 1.
+    const std::uint8_t* tile = all.outbox(0).data() + tile_bytes(setup.codec, Leg::kFirst);
+    for (int start = 0; start < kTileElements; start += group) {
+      std::vector<std::uint8_t> codes(group);
+      std::uint16_t scale = 0;
+      encode_group(u.data() + kTileElements + start, group, codes.data(), &scale, 8);
+      REQUIRE(std::equal(codes.begin(), codes.end(), tile + start));
+      const std::uint8_t* at = tile + tile_code_bytes(8) + start / group * 2;
+      REQUIRE((at[0] | at[1] << 8) == scale);
+    }
+  }
+}
+
+TEST_CASE("codec, 8 bits: zero, tiny, huge, NaN and Inf groups") {
+  std::vector<std::uint8_t> codes(32);
+  std::uint16_t scale = 1;
+  CHECK(encode_group(std::vector<float>(32, -0.0f).data(), 32, codes.data(), &scale, 8));
+  CHECK(scale == 0);
+  CHECK(codes[7] == 128);
+  CHECK(encode_group(std::vector<float>(32, 1e-30f).data(), 32, codes.data(), &scale, 8));
+  CHECK(scale == 0);
+  for (const float huge : {3e38f, -3e38f, 0x1.FEp127f}) {
+    std::vector<float> u(32, huge);
+    u[1] = -huge;
+    u[2] = huge / 3;
+    std::vector<float> decoded(32);
+    REQUIRE(encode_group(u.data(), 32, codes.data(), &scale, 8));
+    decode_group(codes.data(), scale, 32, decoded.data(), 8);
+    for (int i = 0; i < 3; ++i) {
+      CHECK(std::isfinite(decoded[i]));
+      CHECK(decoded[i] == doctest::Approx(u[i]).epsilon(0.01));
+    }
+  }
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::max()}) {
+    std::vector<float> u(32, 1.0f);
+    u[9] = bad;
+    CHECK_FALSE(encode_group(u.data(), 32, codes.data(), &scale, 8));
+    CHECK(scale == kScaleNan);
+    CHECK(std::isnan(decode(codes[0], bf16_to_float(scale), 8)));
+  }
 }

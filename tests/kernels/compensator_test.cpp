@@ -184,7 +184,7 @@ TEST_CASE(
               CAPTURE(g);
               const Outcome got = model(setup.compensation, dtype, owner, pass_start, x[g], state[g]);
               REQUIRE(std::memcmp(got.codes.data(), wire.data() + g * group / 2, group / 2) == 0);
-              const std::size_t at = tile_code_bytes(setup.codec) + g * 2;
+              const std::size_t at = tile_code_bytes(setup.codec.bits) + g * 2;
               REQUIRE(got.scale == (wire[at] | (wire[at + 1] << 8)));
               for (int i = 0; i < group; ++i) {
                 const int e = g * group + i;
@@ -222,7 +222,8 @@ TEST_CASE("a correction is limited to the group's largest magnitude and never ma
 }
 
 TEST_CASE("hand-made corrections and updates") {
-  const Coefficients k = coefficients({CompensationMode::kBoth, 0.75f, 0.5f, 0.25f, 0.75f, StateFormat::kInt8});
+  const Coefficients k =
+      coefficients({CompensationMode::kBoth, 0.75f, 0.5f, 0.25f, 0.75f, StateFormat::kInt8});
   CHECK(correction(k, 1.0f, -2.0f) == 0.25f);
   CHECK(correction(scaled(k, 0.5f), 2.0f, -4.0f) == 0.25f);  // the same in units of a half
   CHECK(correction(k, 1.0f) == 0.75f);

@@ -141,6 +141,24 @@ TEST_CASE("growth with depth: bounded with compensation, growing without") {
   }
 }
 
+TEST_CASE("8 bits: a first leg of 8 bits needs the owner's estimates alone, and 8 bits both ways are finer") {
+  ReferenceSetup rs8 = make_setup(kDual);
+  rs8.codec.first_leg_bits = 8;
+  rs8.compensation.mode = CompensationMode::kOwner;
+  for (const bool heavy : {false, true}) {
+    const std::map<int, double> owner = accumulated_rms(rs8, heavy, 128);
+    const std::map<int, double> both4 = accumulated_rms(make_setup(kDual), heavy, 128);
+    CAPTURE(heavy);
+    CHECK(owner.at(8) < 0.85 * both4.at(8));
+    CHECK(owner.at(128) / owner.at(8) < 1.5);
+    ReferenceSetup both8 = make_setup(kDual);
+    both8.codec.bits = both8.codec.first_leg_bits = 8;
+    const std::map<int, double> fine = accumulated_rms(both8, heavy, 128);
+    CHECK(fine.at(128) < both4.at(128) / 10);
+    CHECK(fine.at(128) / fine.at(8) < 1.2);
+  }
+}
+
 TEST_CASE("negative controls: the schemes that are not bounded fail the bound") {
   CHECK(growth(make_setup(both(1.0f, 0, 0.2f, 0.9f)), false) > 1.3);  // a + b = 1.2
   Compensation owner = kDual;

@@ -43,3 +43,28 @@ TEST_CASE("passes: a change of count, type or capture opens a pass") {
   CHECK_FALSE(tracker.place(rule, 1, 101, DataType::kFp16, 9).pass_start);
   CHECK(tracker.place(rule, 1, 101, DataType::kFp16, 0).pass_start);
 }
+
+TEST_CASE("passes: the last call is counted by what all ranks see alike") {
+  PassTracker tracker;
+  PassRule rule;
+  const auto last = [&](std::uint64_t thread, std::int64_t count, std::uint64_t capture) {
+    return tracker.place(rule, thread, count, DataType::kBf16, capture).last_call;
+  };
+  CHECK_FALSE(last(1, 100, 0));  // calls unknown
+  rule.calls = 3;
+  rule.resync = {"all_gather", "send"};
+  tracker.other_collective(rule, "all_gather");
+  CHECK_FALSE(last(1, 100, 0));
+  CHECK_FALSE(last(2, 100, 5));  // neither the thread nor the capture counts: ranks may differ in them
+  CHECK(last(1, 100, 0));
+  CHECK_FALSE(last(1, 100, 0));
+  CHECK_FALSE(last(1, 100, 0));
+  tracker.other_collective(rule, "send");  // some ranks only
+  CHECK(last(1, 100, 0));
+  CHECK_FALSE(last(1, 100, 0));
+  CHECK_FALSE(last(1, 200, 0));  // another size is another pass
+  CHECK_FALSE(last(1, 200, 0));
+  CHECK(last(1, 200, 0));
+  rule.calls = 1;
+  CHECK(last(1, 200, 0));
+}

@@ -103,6 +103,25 @@ TEST_CASE("policy: what a rule leaves out takes the documented default") {
   CHECK(parsed(R"({"schema":"echo-tp/policy/1","rules":[]})").rules.empty());
 }
 
+TEST_CASE("policy: the width of the codes, of each leg and of the last call of a pass") {
+  const PolicyRule plain = parsed(with_rule(R"({"codec":{"bits":8}})")).rules.at(0);
+  CHECK(plain.codec == Codec{.bits = 8, .group = 32, .first_leg_bits = 8});
+  const Policy policy =
+      parsed(with_rule(R"({"codec":{"first_leg_bits":8},"pass":{"calls":73,"last_call_bits":8}})"));
+  const PolicyRule& rule = policy.rules.at(0);
+  CHECK(rule.codec == Codec{.bits = 4, .group = 32, .first_leg_bits = 8});
+  CHECK(codec_of(rule, false) == rule.codec);
+  CHECK(codec_of(rule, true) == Codec{.bits = 8, .group = 32, .first_leg_bits = 8});
+  CHECK(codec_of(plain, true) == plain.codec);
+  const Policy back = parsed(policy_json(policy));
+  CHECK(back.rules.at(0).codec == rule.codec);
+  CHECK(back.rules.at(0).pass.last_call_bits == 8);
+  CHECK(back.hash == policy.hash);
+  CHECK(parsed(with_rule(R"({"pass":{"calls":73}})")).hash !=
+        parsed(with_rule(R"({"pass":{"calls":73,"last_call_bits":8}})")).hash);
+  CHECK(parsed(with_rule("{}")).hash != parsed(with_rule(R"({"codec":{"first_leg_bits":8}})")).hash);
+}
+
 TEST_CASE("policy: gains: one is completed from the other, and ef is both with a = 1") {
   CHECK(parsed(with_compensation(R"("a":0.75)")).rules[0].compensation.b == 0.25f);
   CHECK(parsed(with_compensation(R"("b":1)")).rules[0].compensation.a == 0.0f);
@@ -158,7 +177,12 @@ TEST_CASE("policy: each fault is refused, at its pointer, with what was expected
       {with_match(R"("communicator":{"names":"x"})"), "/rules/0/match/communicator", "did you mean 'name'?"},
       {with_match(R"("communicator":{"name":1})"), "/rules/0/match/communicator/name", "expected a string"},
       {with_match(R"("capture":"yes")"), "/rules/0/match/capture", "expected true or false"},
-      {with_rule(R"({"codec":{"bits":8}})"), "/rules/0/codec/bits", "is 8; expected 4"},
+      {with_rule(R"({"codec":{"bits":6}})"), "/rules/0/codec/bits", "is 6; expected 4 or 8"},
+      {with_rule(R"({"codec":{"first_leg_bits":16}})"), "/rules/0/codec/first_leg_bits",
+       "is 16; expected 4 or 8"},
+      {with_rule(R"({"pass":{"calls":9,"last_call_bits":4}})"), "/rules/0/pass/last_call_bits",
+       "is 4; expected 8"},
+      {with_rule(R"({"pass":{"last_call_bits":8}})"), "/rules/0/pass/last_call_bits", "needs \"calls\""},
       {with_rule(R"({"codec":{"group":48}})"), "/rules/0/codec/group", "expected 32, 64 or 128"},
       {with_rule(R"({"codec":{"width":4}})"), "/rules/0/codec", "unknown key 'width'"},
       {with_rule(R"({"transport":"p2p"})"), "/rules/0/transport", "not available in this version"},

@@ -40,9 +40,9 @@ bool receipt_accepts(const std::string& text) {
 const char* const kPolicy = R"({"schema":"echo-tp/policy/1","rules":[{"note":"n",
   "match":{"dtype":["bf16","fp32"],"op":["sum","avg"],"min_bytes":1024,"max_bytes":"1GiB","ranks":[2,8],
            "communicator":{"name":"TP*"},"capture":true},
-  "codec":{"bits":4,"group":32},"transport":"staged",
+  "codec":{"bits":4,"group":32,"first_leg_bits":8},"transport":"staged",
   "compensation":{"mode":"both","a":0.5,"bf":0.25,"b":0.5,"bs":0.5,"state":"int8"},
-  "pass":{"calls":3,"resync":["all_gather"],"direction":"none"},"max_state_bytes":1}]})";
+  "pass":{"calls":3,"resync":["all_gather"],"direction":"none","last_call_bits":8},"max_state_bytes":1}]})";
 
 const char* const kCosts =
     R"({"schema":"echo-tp/costs/1","environment":{"gpu":"g","driver":"d","cuda":"c","nccl":"n",
