@@ -519,7 +519,7 @@ class Estimator {
            " collective calls have no recorded kernel (CUDA graphs recorded as a whole, or dropped records): "
            "not in the times");
     if (study_.steps.source == StepSource::kWindow)
-      warn("no steps were found: the whole recording counts as one; name them with --step-regex");
+      warn("no steps were found: the whole recording counts as one; name them with --step");
     if (out_.evidence == Evidence::kModelled)
       warn("no cost table was given: Echo's times are modelled; measure them with `echo-tp bench`");
     if (out_.evidence == Evidence::kExtrapolated)

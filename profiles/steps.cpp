@@ -63,7 +63,7 @@ Result<std::optional<RangeSteps>> spans_from_ranges(const Trace& trace, const Cl
       matches[i] = is_range[i] && std::regex_search(trace.names[i].substr(0, kLongestName), pattern);
   } catch (const std::regex_error&) {
     return Error{ErrorCode::kBadInput, "'" + expression + "' is not a valid ECMAScript regular expression",
-                 "--step-regex"};
+                 "--step"};
   }
   RangeSteps out;
   out.spans.resize(trace.processes.size());
@@ -98,7 +98,7 @@ Result<std::optional<RangeSteps>> spans_from_ranges(const Trace& trace, const Cl
   }
   if (any) return std::optional<RangeSteps>(std::move(out));
   if (!expression.empty())
-    return Error{ErrorCode::kBadInput, "'" + expression + "' matches no recorded range", "--step-regex"};
+    return Error{ErrorCode::kBadInput, "'" + expression + "' matches no recorded range", "--step"};
   return std::optional<RangeSteps>();
 }
 

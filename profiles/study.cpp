@@ -119,7 +119,7 @@ Result<Study> study_trace(const Trace& trace, const std::string& step_regex) {
   study.steps = *std::move(steps);
   if (study.steps.used() < 1 || study.steps.median_ns <= 0) {
     return Error{ErrorCode::kInsufficient,
-                 "no step with device work was found: name the job's steps with --step-regex", ""};
+                 "no step with device work was found: name the job's steps with --step", ""};
   }
   study.timeline = build_timeline(trace, study.times, study.clocks, study.launches, study.set);
   study.recorded = recorded_scenario(study.set);

@@ -20,6 +20,8 @@ export TMPDIR=$work/tmp LC_ALL=C.UTF-8
 for name in $(compgen -e); do
   case $name in ECHO_TP* | NCCL_* | LD_PRELOAD | CUDA_* | NVTX_* | NO_COLOR | CLICOLOR* | RANK | WORLD_SIZE) unset "$name" ;; esac
 done
+# In a build with sanitizers the jobs are our own programs, and what is preloaded comes before the sanitizer.
+export ASAN_OPTIONS=verify_asan_link_order=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
 cd "$work/here" || exit 1
 failures=0
 
