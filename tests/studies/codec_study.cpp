@@ -87,6 +87,36 @@ void round_compensated(const Option& option, bool compensated, bool owner, const
   store(option.compensation.state, fast, slow, group);
 }
 
+/// Estimates a channel of one quantiser.
+class Drift {
+ public:
+  explicit Drift(int channels) : estimate_(channels, 0), sum_(channels, 0), tokens_(channels, 0) {}
+
+  /// x + estimate, for elements from `start` on.
+  void correct(std::size_t start, std::vector<float>& x) const {
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] += static_cast<float>(estimate_[at(start + i)]);
+  }
+  /// Notes that the elements came out as `decoded` instead of `x`.
+  void note(std::size_t start, const std::vector<float>& x, const std::vector<float>& decoded) {
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      sum_[at(start + i)] += static_cast<double>(x[i]) - decoded[i];
+      tokens_[at(start + i)] += 1;
+    }
+  }
+  void end_call() {
+    constexpr double kGain = 0.5;
+    for (std::size_t c = 0; c < sum_.size(); ++c) {
+      if (tokens_[c] > 0) estimate_[c] += kGain * sum_[c] / tokens_[c];
+      sum_[c] = tokens_[c] = 0;
+    }
+  }
+
+ private:
+  std::size_t at(std::size_t element) const { return element % estimate_.size(); }
+
+  std::vector<double> estimate_, sum_, tokens_;
+};
+
 double root_mean_square(const std::vector<double>& x) {
   double sum = 0;
   for (const double value : x) sum += value * value;
@@ -125,6 +155,17 @@ Outcome run(const Recording& recording, const Option& option) {
   std::vector<Estimates> estimates(ranks);
   for (Estimates& one : estimates) one.fast.assign(elements, 0), one.slow.assign(elements, 0);
 
+  const bool drift = option.drift && recording.hidden > 0;
+  std::vector<Drift> senders(ranks, Drift(drift ? recording.hidden : 1));
+  std::vector<Drift> owners = senders;
+  const auto round_drifting = [&](Drift& state, bool owner, std::size_t start, const std::vector<float>& x,
+                                  std::vector<float>& decoded) {
+    std::vector<float> u = x;
+    state.correct(start, u);
+    round_compensated(option, false, owner, u.data(), nullptr, nullptr, decoded.data());
+    state.note(start, x, decoded);
+  };
+
   Outcome outcome;
   std::vector<double> error(elements, 0);
   std::vector<double> stream(elements, 0);
@@ -143,6 +184,8 @@ Outcome run(const Recording& recording, const Option& option) {
         }
         if (p == owner) {
           decoded = x;
+        } else if (drift) {
+          round_drifting(senders[p], false, start, x, decoded);
         } else {
           round_compensated(option, mode == CompensationMode::kBoth, false, x.data(),
                             estimates[p].fast.data() + start, estimates[p].slow.data() + start,
@@ -150,11 +193,17 @@ Outcome run(const Recording& recording, const Option& option) {
         }
         for (int i = 0; i < group; ++i) sum[i] += decoded[i];
       }
-      round_compensated(option, mode != CompensationMode::kNone, true, sum.data(),
-                        estimates[owner].fast.data() + start, estimates[owner].slow.data() + start,
-                        decoded.data());
+      if (drift) {
+        round_drifting(owners[owner], true, start, sum, decoded);
+      } else {
+        round_compensated(option, mode != CompensationMode::kNone, true, sum.data(),
+                          estimates[owner].fast.data() + start, estimates[owner].slow.data() + start,
+                          decoded.data());
+      }
       for (int i = 0; i < group; ++i) wrong[start + i] = decoded[i] - exact[start + i];
     }
+    for (Drift& state : senders) state.end_call();
+    for (Drift& state : owners) state.end_call();
     for (std::size_t i = 0; i < elements; ++i) {
       error[i] += wrong[i];
       stream[i] += exact[i];
@@ -203,8 +252,10 @@ std::vector<Option> all_options() {
   std::vector<Option> options;
   for (const auto& codec : codecs) {
     for (const auto& mode : modes) {
-      options.push_back({std::string(codec.name) + ", " + mode.name, codec.codec, codec.rounding, mode.how});
+      options.push_back(
+          {std::string(codec.name) + ", " + mode.name, codec.codec, codec.rounding, mode.how, false});
     }
+    options.push_back({std::string(codec.name) + ", drift", codec.codec, codec.rounding, modes[0].how, true});
   }
   return options;
 }

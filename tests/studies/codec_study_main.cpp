@@ -51,6 +51,7 @@ bool read_arguments(int argc, char** argv, Arguments& out) {
 study::Recording load(const Json& description, const Arguments& arguments) {
   study::Recording recording;
   recording.ranks = description.at("ranks");
+  recording.hidden = description.at("hidden");
   const Json& direction = description.at("directions").at(arguments.direction);
   const auto calls = direction.at("calls").get<std::size_t>();
   const auto elements = direction.at("elements").get<std::size_t>();
@@ -126,7 +127,7 @@ int study_dump(const Arguments& arguments, int argc, char** argv) {
                                 {"group", option.codec.group},
                                 {"rounding", roundings[static_cast<int>(option.rounding)]}}},
                               {"compensation",
-                               {{"mode", modes[static_cast<int>(how.mode)]},
+                               {{"mode", option.drift ? "drift" : modes[static_cast<int>(how.mode)]},
                                 {"a", rounded({how.a})[0]},
                                 {"bf", rounded({how.bf})[0]},
                                 {"b", rounded({how.b})[0]},

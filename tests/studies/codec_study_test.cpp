@@ -32,7 +32,7 @@ study::Recording record(bool heavy, int ranks, int calls, std::int64_t elements)
 TEST_CASE("study: what the kernels can do comes out as the reference does it") {
   const study::Recording recording = record(true, 3, 6, 4 * kTileElements);
   for (const study::Option& option : study::all_options()) {
-    if (option.rounding != study::Rounding::kSymmetric) continue;
+    if (option.rounding != study::Rounding::kSymmetric || option.drift) continue;
     CAPTURE(option.name);
     const study::Outcome got = study::run(recording, option);
     ReferenceSetup setup;
@@ -50,6 +50,24 @@ TEST_CASE("study: what the kernels can do comes out as the reference does it") {
       CHECK(got.sqnr_db[call] == doctest::Approx(want).epsilon(0.001));
     }
   }
+}
+
+TEST_CASE("study: drift removes what grows faster than a random walk, and nothing else") {
+  const auto options = study::all_options();
+  const auto grown = [&](study::Recording recording, const std::string& name) {
+    recording.hidden = 1024;
+    for (const study::Option& option : options) {
+      if (option.name == name) return study::run(recording, option).accumulated.back();
+    }
+    FAIL("no option " << name);
+    return 0.0;
+  };
+  const study::Recording heavy = record(true, 4, 64, 32 * kTileElements);
+  CHECK(grown(heavy, "int4 g32, drift") < 0.8 * grown(heavy, "int4 g32, none"));
+  CHECK(grown(heavy, "int4 g32, drift") > 2 * grown(heavy, "int4 g32, both"));
+  const study::Recording gaussian = record(false, 4, 64, 32 * kTileElements);
+  CHECK(grown(gaussian, "int4 g32, drift") ==
+        doctest::Approx(grown(gaussian, "int4 g32, none")).epsilon(0.05));
 }
 
 TEST_CASE("study: a rotation spreads outliers, asymmetric levels follow a shifted group") {
