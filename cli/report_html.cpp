@@ -18,12 +18,12 @@ constexpr const char* kStyle = R"(
 :root{--ink:#1b1f24;--soft:#5b6470;--paper:#fff;--line:#d9dee4;--now:#7a8694;--echo:#1a7f5a;--most:#9ecfbd;--wait:#c8a24a}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#9aa4b0;--paper:#14171b;--line:#343b44;--now:#8b96a3;--echo:#3fb98a;--most:#2d6650;--wait:#8a702f}}
 *{box-sizing:border-box}
-body{margin:0 auto;max-width:75rem;padding:2rem 1.5rem;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+body{margin:0 auto;max-width:90rem;padding:2rem 1.5rem;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2.2rem 0 .6rem}
 p{margin:.3rem 0}.soft{color:var(--soft)}.big{font-size:2.4rem;font-weight:650;margin:.8rem 0 0}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;width:100%}
-th,td{padding:.3rem .7rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
-th{font-weight:600;color:var(--soft)}td.w,th.w{text-align:left}td.wrap{white-space:normal;min-width:14rem}
+th,td{padding:.3rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+th{font-weight:600;color:var(--soft);white-space:normal;vertical-align:bottom}td.w,th.w{text-align:left}td.wrap{white-space:normal;min-width:14rem}
 svg{width:100%;height:auto;display:block}svg text{fill:var(--ink);font:14px system-ui,sans-serif}svg .soft{fill:var(--soft)}
 ul{margin:.3rem 0;padding-left:1.2rem}code{font-family:ui-monospace,monospace;font-size:.93em}
 @media print{body{padding:0;max-width:none}}
