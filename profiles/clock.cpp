@@ -104,10 +104,11 @@ ClockAlignment align_clocks(const Trace& trace, const DeviceTimes& times, const 
       if (!same_host || broken) out.pieces[process] = pieces_of(found);
       if (same_host && std::abs(out.offset_ns[process]) > kWarnFrom_ns) {
         out.warnings.push_back("process " + std::to_string(trace.processes[process].pid) +
-                               ": collectives end " + std::to_string(out.offset_ns[process] / 1000) +
-                               " us after those of process " +
-                               std::to_string(trace.processes[reference].pid) + " on the same host" +
-                               (broken ? "; clock corrected" : ""));
+                               ": collectives end " +
+                               std::to_string(std::abs(out.offset_ns[process]) / 1000) +
+                               (out.offset_ns[process] > 0 ? " us after" : " us before") +
+                               " those of process " + std::to_string(trace.processes[reference].pid) +
+                               " on the same host" + (broken ? "; clock corrected" : ""));
       }
     }
   }

@@ -167,7 +167,7 @@ class Estimator {
   // sizes that were seen.
   void find_thresholds() {
     std::map<std::pair<DataType, int>, std::map<std::int64_t, double>> gains;  // least gain by size
-    for (const SizeClass& it : classes_) {
+    for (const MessageClass& it : classes_) {
       if (it.timed == 0) continue;
       const Collective& first = study_.set.collectives[it.collectives.front()];
       std::string why_not;
@@ -351,7 +351,7 @@ class Estimator {
     const double base = study_.replayed_ns, scale = study_.steps.median_ns / base;
     int replays = study_.timeline.observed_ns.size() > kManyPoints ? std::min(4, options_.max_class_replays)
                                                                    : options_.max_class_replays;
-    for (const SizeClass& it : classes_) {
+    for (const MessageClass& it : classes_) {
       const Collective& first = study_.set.collectives[it.collectives.front()];
       ClassEstimate row;
       row.function = it.function;
@@ -408,7 +408,7 @@ class Estimator {
                                                           communicator.rank_of_process.end(),
                                                           [](std::int32_t rank) { return rank >= 0; }));
     }
-    for (const SizeClass& it : classes_) {
+    for (const MessageClass& it : classes_) {
       if (it.communicator < 0) continue;
       CommunicatorEstimate& row = out_.communicators[it.communicator];
       row.calls_per_step += static_cast<double>(it.used) / study_.steps.used();
@@ -525,7 +525,7 @@ class Estimator {
     if (out_.evidence == Evidence::kExtrapolated)
       warn("some sizes or numbers of ranks lie outside the cost table: extrapolated");
     for (const std::string& text : study_.clocks.warnings) warn(text);
-    for (const SizeClass& it : classes_) {
+    for (const MessageClass& it : classes_) {
       const auto dtype = compressible_type(it.dtype);
       if (!dtype || !is_all_reduce(it.function) || it.median_transfer_ns <= 0 || it.bytes <= 0) continue;
       const auto table = model_.table_nccl_ns(*dtype, it.ranks, it.bytes);
@@ -606,7 +606,7 @@ class Estimator {
                         "shapes, batches and numbers of steps stay as they are",
                         "the recorded steps are typical (" + std::to_string(out_.steps.used) +
                             " used, coefficient of variation " + percent(out_.steps.variation) + ")"};
-    const bool unknown_op = std::any_of(classes_.begin(), classes_.end(), [](const SizeClass& it) {
+    const bool unknown_op = std::any_of(classes_.begin(), classes_.end(), [](const MessageClass& it) {
       return is_all_reduce(it.function) && it.op.empty();
     });
     if (unknown_op) out_.assumptions.push_back("all-reduces whose operator was not recorded are sums");
@@ -623,7 +623,7 @@ class Estimator {
   const Study& study_;
   CostModel model_;
   Estimate out_;
-  std::vector<SizeClass> classes_;
+  std::vector<MessageClass> classes_;
   std::vector<Verdict> verdicts_;  // by collective
   std::map<std::pair<DataType, int>, std::int64_t> thresholds_;
   Scenario after_;

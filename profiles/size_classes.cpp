@@ -25,18 +25,18 @@ std::int64_t power_of_two_above(std::int64_t bytes) {
   return power;
 }
 
-std::vector<SizeClass> group(const Trace& trace, const CollectiveSet& set, bool by_communicator) {
+std::vector<MessageClass> group(const Trace& trace, const CollectiveSet& set, bool by_communicator) {
   std::map<Kind, std::set<std::int64_t>> sizes;
   for (const Collective& collective : set.collectives)
     sizes[kind_of(trace, collective, by_communicator)].insert(collective.bytes);
-  std::map<std::pair<Kind, std::int64_t>, SizeClass> classes;
+  std::map<std::pair<Kind, std::int64_t>, MessageClass> classes;
   for (std::size_t i = 0; i < set.collectives.size(); ++i) {
     const Collective& collective = set.collectives[i];
     const Kind kind = kind_of(trace, collective, by_communicator);
     const std::int64_t bytes = sizes[kind].size() > kMostSizes && collective.bytes > 0
                                    ? power_of_two_above(collective.bytes)
                                    : collective.bytes;
-    SizeClass& it = classes[{kind, bytes}];
+    MessageClass& it = classes[{kind, bytes}];
     if (it.collectives.empty()) {
       std::tie(it.function, it.dtype, it.op, it.ranks, it.communicator) = kind;
       it.bytes = it.min_bytes = collective.bytes;
@@ -45,19 +45,19 @@ std::vector<SizeClass> group(const Trace& trace, const CollectiveSet& set, bool 
     it.min_bytes = std::min(it.min_bytes, collective.bytes);
     it.collectives.push_back(static_cast<std::int32_t>(i));
   }
-  std::vector<SizeClass> out;
+  std::vector<MessageClass> out;
   for (auto& [key, it] : classes) out.push_back(std::move(it));
   return out;
 }
 
-void add(SizeClass::Times& to, double total, double wait, double transfer, double exposed) {
+void add(MessageClass::Times& to, double total, double wait, double transfer, double exposed) {
   to.total += total;
   to.wait += wait;
   to.transfer += transfer;
   to.exposed += exposed;
 }
 
-void measure(const Study& study, SizeClass& it) {
+void measure(const Study& study, MessageClass& it) {
   std::vector<std::int64_t> transfers;
   for (const std::int32_t index : it.collectives) {
     const Collective& collective = study.set.collectives[index];
@@ -91,17 +91,18 @@ std::int32_t step_of(const Study& study, const Collective& collective) {
   return rendezvous.arrivals.empty() ? -1 : study.steps.step_of_op[rendezvous.arrivals.front().op];
 }
 
-std::vector<SizeClass> size_classes(const Trace& trace, const Study& study, bool by_communicator) {
-  std::vector<SizeClass> out = group(trace, study.set, by_communicator);
-  for (SizeClass& it : out) measure(study, it);
-  std::stable_sort(out.begin(), out.end(),
-                   [](const SizeClass& l, const SizeClass& r) { return l.in_all.total > r.in_all.total; });
+std::vector<MessageClass> size_classes(const Trace& trace, const Study& study, bool by_communicator) {
+  std::vector<MessageClass> out = group(trace, study.set, by_communicator);
+  for (MessageClass& it : out) measure(study, it);
+  std::stable_sort(out.begin(), out.end(), [](const MessageClass& l, const MessageClass& r) {
+    return l.in_all.total > r.in_all.total;
+  });
   return out;
 }
 
-std::vector<SizeClass> size_classes_without_times(const Trace& trace, const CollectiveSet& set) {
-  std::vector<SizeClass> out = group(trace, set, false);
-  std::stable_sort(out.begin(), out.end(), [](const SizeClass& l, const SizeClass& r) {
+std::vector<MessageClass> size_classes_without_times(const Trace& trace, const CollectiveSet& set) {
+  std::vector<MessageClass> out = group(trace, set, false);
+  std::stable_sort(out.begin(), out.end(), [](const MessageClass& l, const MessageClass& r) {
     return l.collectives.size() > r.collectives.size();
   });
   return out;

@@ -12,7 +12,7 @@
 
 namespace echotp {
 
-struct SizeClass {
+struct MessageClass {
   std::string function;
   std::string dtype;
   std::string op;
@@ -37,10 +37,10 @@ std::int32_t step_of(const Study& study, const Collective& collective);
 
 /// Groups the collectives, largest total time first. Up to kMostSizes sizes of one kind are told apart; more
 /// are pooled by powers of two. `by_communicator`: also by communicator.
-std::vector<SizeClass> size_classes(const Trace& trace, const Study& study, bool by_communicator);
+std::vector<MessageClass> size_classes(const Trace& trace, const Study& study, bool by_communicator);
 
 /// The same without device times: counts only.
-std::vector<SizeClass> size_classes_without_times(const Trace& trace, const CollectiveSet& set);
+std::vector<MessageClass> size_classes_without_times(const Trace& trace, const CollectiveSet& set);
 
 inline constexpr std::size_t kMostSizes = 48;
 

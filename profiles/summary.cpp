@@ -21,7 +21,7 @@ double us(double ns) {
   return ns / 1000.0;
 }
 
-SummaryRow row_of(const Trace& trace, const CollectiveSet& set, const SizeClass& it) {
+SummaryRow row_of(const Trace& trace, const CollectiveSet& set, const MessageClass& it) {
   SummaryRow row;
   row.function = it.function;
   row.dtype = it.dtype;
@@ -107,7 +107,7 @@ ProfileSummary summarise(const Trace& trace) {
     DeviceTimes times = recorded_times(trace, nullptr);
     const CollectiveSet set = match_collectives(trace, times);
     out.collectives = static_cast<std::int64_t>(set.collectives.size());
-    for (const SizeClass& it : size_classes_without_times(trace, set)) {
+    for (const MessageClass& it : size_classes_without_times(trace, set)) {
       SummaryRow row = row_of(trace, set, it);
       row.unseen = row.calls;
       out.rows.push_back(std::move(row));
@@ -132,7 +132,7 @@ ProfileSummary summarise(const Trace& trace) {
   out.collectives = static_cast<std::int64_t>(study->set.collectives.size());
   for (const Rendezvous& rendezvous : study->set.rendezvous) out.partial_collectives += rendezvous.partial;
   int replays = study->identity_error <= kTrustedReplay ? kMostReplays : 0;
-  for (const SizeClass& it : size_classes(trace, *study, false)) {
+  for (const MessageClass& it : size_classes(trace, *study, false)) {
     SummaryRow row = row_of(trace, study->set, it);
     if (it.timed > 0) {
       row.total_us = us(it.in_all.total);
