@@ -3,9 +3,11 @@
 // kernel cannot avoid moving, GB/s, and the share of what a plain copy of as many bytes reaches. Prints a
 // table, writes JSON to argv[1].
 //
-// Bytes an element: quantise 2 + wire + state, reduce 4 + ranks*wire + state, decode 2 + wire, with wire =
-// 0.5625 at group 32 and state = 2 * (estimates * entry size + unit size / 32); quantise and decode work on
-// the (ranks-1)/ranks of the message that others own, reduce on the rest.
+// Bytes an element: quantise 2 + first + state, reduce 4 + (ranks-1)*first + second + state, decode 2 +
+// second, with first and second = 0.5625 (4 bits, group 32) or 1.0625 (8 bits) and state = 2 * (estimates *
+// entry size
+// + unit size / 32); quantise and decode work on the (ranks-1)/ranks of the message that others own, reduce
+// on the rest.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -102,6 +104,7 @@ double copy_gbs(double bytes) {
 struct Config {
   const char* name;
   Compensation compensation;
+  Codec codec = {};
 };
 
 /// Buffers of one rotation.
@@ -178,36 +181,41 @@ int main(int argc, char** argv) {
     c.state = format;
     return c;
   };
-  const Config configs[] = {{"none", {CompensationMode::kNone, 1.0f, 0.0f, 0.0f, 0.9f, StateFormat::kInt8}},
-                            {"ef int8", ef},
-                            {"dual int8", dual},
-                            {"ef fp32", with(ef, StateFormat::kFp32)},
-                            {"dual fp32", with(dual, StateFormat::kFp32)}};
+  const Config configs[] = {
+      {"none", {CompensationMode::kNone, 1.0f, 0.0f, 0.0f, 0.9f, StateFormat::kInt8}},
+      {"ef int8", ef},
+      {"dual int8", dual},
+      {"8+4 owner", {CompensationMode::kOwner, 0.9f, 0.0f, 0.1f, 0.9f, StateFormat::kInt8}, {4, 32, 8}},
+      {"ef fp32", with(ef, StateFormat::kFp32)},
+      {"dual fp32", with(dual, StateFormat::kFp32)}};
   Report report(argc > 1 ? argv[1] : nullptr);
   for (const std::int64_t bytes : {std::int64_t{64} << 20, std::int64_t{256} << 20}) {
-    for (const int ranks : {2, 4}) {
+    for (const int ranks : {2, 4, 8}) {
       for (const Config& config : configs) {
         const std::int64_t count = bytes / 2;
-        const Codec codec;
-        const std::int64_t segment = segment_bytes(count, ranks, codec, Leg::kFirst);
+        const Codec codec = config.codec;
+        const std::int64_t first_leg = segment_bytes(count, ranks, codec, Leg::kFirst);
+        const std::int64_t second_leg = segment_bytes(count, ranks, codec, Leg::kSecond);
         const bool compensated = config.compensation.mode != CompensationMode::kNone;
         const std::size_t entry = config.compensation.state == StateFormat::kFp32 ? 4 : 1;
-        const double wire = static_cast<double>(tile_bytes(codec, Leg::kFirst)) / kTileElements;
+        const double first = static_cast<double>(tile_bytes(codec, Leg::kFirst)) / kTileElements;
+        const double second = static_cast<double>(tile_bytes(codec, Leg::kSecond)) / kTileElements;
         const int estimates = config.compensation.b != 0.0f ? 2 : 1;
         const double unit = config.compensation.state == StateFormat::kFp32 ? 0.0 : 2.0 / codec.group;
         const double state = compensated ? 2 * (estimates * static_cast<double>(entry) + unit) : 0.0;
         const double own = static_cast<double>(count) / ranks;
         const double other = static_cast<double>(count) - own;
-        const double moved[3] = {other * (2 + wire + state), own * (4 + ranks * wire + state),
-                                 other * (2 + wire)};
+        const double sender_state = config.compensation.mode == CompensationMode::kBoth ? state : 0.0;
+        const double moved[3] = {other * (2 + first + sender_state),
+                                 own * (4 + (ranks - 1) * first + second + state), other * (2 + second)};
 
         std::vector<Set> buffers;
         std::vector<StagedArgs> args;
         const int sets =
             static_cast<int>(static_cast<double>(kRotatedBytes) / *std::min_element(moved, moved + 3)) + 2;
         for (int i = 0; i < sets; ++i) {
-          Set& set =
-              buffers.emplace_back(count, static_cast<std::size_t>(segment * ranks), compensated ? entry : 0);
+          Set& set = buffers.emplace_back(count, static_cast<std::size_t>(first_leg * ranks),
+                                          compensated ? entry : 0);
           fill_kernel<<<1024, 256>>>(reinterpret_cast<std::uint16_t*>(set.send.data()), count,
                                      static_cast<std::uint32_t>(i));
           StagedArgs a;
@@ -216,6 +224,7 @@ int main(int argc, char** argv) {
           a.count = count;
           a.ranks = ranks;
           a.compensation = config.compensation;
+          a.codec = codec;
           a.pass_start = true;
           a.outbox = set.outbox.data();
           a.inbox = set.inbox.data();
@@ -226,12 +235,13 @@ int main(int argc, char** argv) {
           }
           must(launch_quantise(a, nullptr), "quantise");
           // Valid payloads for the other phases: what this rank would send stands in for what it would get.
-          must(cudaMemcpy(set.inbox.data(), set.outbox.data(), static_cast<std::size_t>(segment * ranks),
+          must(cudaMemcpy(set.inbox.data(), set.outbox.data(), static_cast<std::size_t>(first_leg * ranks),
                           cudaMemcpyDeviceToDevice),
                "copy");
           must(launch_reduce(a, nullptr), "reduce");
-          must(cudaMemcpy(set.gathered.data() + segment, set.outbox.data() + segment,
-                          static_cast<std::size_t>(segment * (ranks - 1)), cudaMemcpyDeviceToDevice),
+          // Only decoded without compensation, where both legs have the same layout.
+          must(cudaMemcpy(set.gathered.data() + second_leg, set.outbox.data() + first_leg,
+                          static_cast<std::size_t>(second_leg * (ranks - 1)), cudaMemcpyDeviceToDevice),
                "copy");
           a.pass_start = false;
           args.push_back(a);

@@ -73,6 +73,7 @@ TEST_CASE("telescoping: the accumulated error plus the weighted states of all qu
     for (DataType dtype : {DataType::kFp32, DataType::kBf16}) {
       CAPTURE(how.a);
       ReferenceSetup setup = make_setup(how, dtype, 2 * 2048);
+      setup.codec.first_leg_bits = dtype == DataType::kBf16 ? 8 : 4;
       setup.ranks = 2;
       std::mt19937_64 random(3);
       ReferenceAllReduce all(setup);
@@ -157,6 +158,32 @@ TEST_CASE("8 bits: a first leg of 8 bits needs the owner's estimates alone, and 
     CHECK(fine.at(128) < both4.at(128) / 10);
     CHECK(fine.at(128) / fine.at(8) < 1.2);
   }
+}
+
+TEST_CASE(
+    "depth: bounded for every number of ranks and every group, and coarser groups cost what they should") {
+  double last[3][3] = {};
+  for (int r = 0; r < 3; ++r) {
+    for (int g = 0; g < 3; ++g) {
+      ReferenceSetup setup = make_setup(kDual);
+      setup.ranks = 2 << r;
+      setup.codec.group = 32 << g;
+      CAPTURE(setup.ranks);
+      CAPTURE(setup.codec.group);
+      const std::map<int, double> compensated = accumulated_rms(setup, true, 128);
+      CHECK(compensated.at(128) / compensated.at(8) < 1.25);
+      last[r][g] = compensated.at(128);
+      setup.compensation = kNone;
+      const std::map<int, double> plain = accumulated_rms(setup, true, 128);
+      CHECK(plain.at(128) / plain.at(8) > 3.5);
+      CHECK(plain.at(128) > 10 * last[r][g]);
+    }
+  }
+  for (int r = 0; r < 3; ++r) {
+    CHECK(last[r][1] / last[r][0] > 1.2);
+    CHECK(last[r][2] / last[r][1] > 1.2);
+  }
+  CHECK(last[2][0] < 1.3 * last[0][0]);  // hardly any worse with more ranks
 }
 
 TEST_CASE("negative controls: the schemes that are not bounded fail the bound") {
