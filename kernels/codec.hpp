@@ -22,11 +22,9 @@ struct CodeWidth {
 };
 
 /// With 8 bits the extremum of a group within 2^-15 of the largest float would need a code below -128.
-inline constexpr CodeWidth kWidth4 = {4, -0.125f, 0x1.FEp124f, 0xFF000000u, 12582920.0f, 12582927.0f};
-inline constexpr CodeWidth kWidth8 = {8, -0.0078125f, 0x1.FEp120f, 0xFEFFFC00u, 12583040.0f, 12583167.0f};
-
-constexpr const CodeWidth& code_width(int bits) {
-  return bits == 8 ? kWidth8 : kWidth4;
+constexpr CodeWidth code_width(int bits) {
+  if (bits == 8) return {8, -0.0078125f, 0x1.FEp120f, 0xFEFFFC00u, 12583040.0f, 12583167.0f};
+  return {4, -0.125f, 0x1.FEp124f, 0xFF000000u, 12582920.0f, 12582927.0f};
 }
 
 /// A group whose |scale| is smaller travels as zero.
@@ -83,7 +81,7 @@ ECHO_TP_HD float code_of(float encoded, const CodeWidth& width) {
   return sub_rn(encoded, width.magic);
 }
 
-/// Eight results of encode() with kWidth4 as eight nibbles, the first lowest. Pass the group's `finite`
+/// Eight results of encode() with 4 bits as eight nibbles, the first lowest. Pass the group's `finite`
 /// along.
 ECHO_TP_HD std::uint32_t pack_nibbles(const float (&encoded)[8], bool finite) {
   // The bits above the nibble are the same in all eight, so their shifted sum is a constant that one addition
@@ -95,7 +93,7 @@ ECHO_TP_HD std::uint32_t pack_nibbles(const float (&encoded)[8], bool finite) {
   return finite ? word : kZeroCodes;
 }
 
-/// Results `first` to `first` + 3 of encode() with kWidth8 as four bytes, the first lowest.
+/// Results `first` to `first` + 3 of encode() with 8 bits as four bytes, the first lowest.
 ECHO_TP_HD std::uint32_t pack_bytes(const float (&encoded)[8], int first, bool finite) {
   std::uint32_t word = 0;
   for (int i = 0; i < 4; ++i) word |= (float_bits(encoded[first + i]) & 0xFFu) << (8 * i);
@@ -115,7 +113,7 @@ ECHO_TP_HD float decode(std::uint32_t stored, float scale, int bits) {
 /// Encodes `group` values: codes get group/8*bits bytes, *scale the bf16 scale. Returns false for a
 /// non-finite group.
 inline bool encode_group(const float* u, int group, std::uint8_t* codes, std::uint16_t* scale, int bits = 4) {
-  const CodeWidth& width = code_width(bits);
+  const CodeWidth width = code_width(bits);
   std::uint32_t key = 0;
   for (int i = 0; i < group; ++i) {
     const std::uint32_t candidate = extremum_key(u[i]);

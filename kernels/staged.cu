@@ -135,7 +135,8 @@ cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geomet
 cudaError_t launch(VariantTable& kernels, const StagedArgs& args, Phase phase, cudaStream_t stream) noexcept {
   const cudaError_t status = check_arguments(args, phase);
   if (status != cudaSuccess || args.count == 0) return status;
-  const Kernel kernel = kernels[variant_of(args.dtype, memory_of(args, phase), args.compensation.state)];
+  const Kernel kernel =
+      kernels[variant_of(args.codec, args.dtype, memory_of(args, phase), args.compensation.state)];
   const unsigned rows = phase == Phase::kQuantise ? static_cast<unsigned>(args.ranks - 1) : 1u;
   return launch(kernel, args, make_geometry(args, phase), rows, stream);
 }

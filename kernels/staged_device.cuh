@@ -63,6 +63,21 @@ struct Geometry {
   Coefficients coefficients;
 };
 
+/// Width of the codes on the two legs: known to the compiler where both have 4 bits (`Four`), as almost
+/// always.
+template <bool Four>
+__device__ __forceinline__ int bits_of(const LegGeometry& leg) {
+  return Four ? 4 : leg.bits;
+}
+template <bool Four>
+__device__ __forceinline__ CodeWidth width_of(const Geometry& geometry) {
+  if constexpr (Four) {
+    return code_width(4);
+  } else {
+    return geometry.width;
+  }
+}
+
 /// 32-bit words that hold a lane's eight elements of `D`, or eight state entries of `F`.
 template <DataType D>
 inline constexpr int kElementWords = D == DataType::kFp32 ? 8 : 4;
@@ -422,13 +437,14 @@ __device__ __forceinline__ LaneState<M, F, 1> forgotten(LaneState<M, F, 1> state
 
 /// Corrects x by the estimates of slice s of the item, rounds, updates and stores the estimates; the cursor
 /// stands at that slice. `out` are the elements that go to the user (owner only).
-template <DataType D, Memory M, StateFormat F, bool Owner>
+template <DataType D, Memory M, StateFormat F, bool Four, bool Owner>
 __device__ __forceinline__ void round_compensated(const float (&x)[8], const LaneState<M, F, 1>& state, int s,
                                                   const Geometry& geometry, int lane, int place,
                                                   StateCursor<F>& cursor, Rounding& result,
                                                   std::uint32_t (&out)[kElementWords<D>]) {
   const Coefficients& k = geometry.coefficients;
   const int lanes = geometry.lanes;
+  const CodeWidth width = width_of<Four>(geometry);
   Coefficients scaled_k = k;
   if constexpr (F != StateFormat::kFp32) scaled_k = scaled(k, bf16_to_float(cursor.units.of(s, lane, place)));
 
@@ -466,7 +482,7 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
   }
 
   float encoded[8];
-  round_lane<Owner>(u, key, geometry.width, result, encoded);
+  round_lane<Owner>(u, key, width, result, encoded);
   float residual[8];
   if constexpr (Owner) {
     pack_elements<D>(result.decoded, out);
@@ -480,7 +496,7 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      residual[i] = __fmaf_rn(-code_of(encoded[i], geometry.width), result.scale.scale, u[i]);
+      residual[i] = __fmaf_rn(-code_of(encoded[i], width), result.scale.scale, u[i]);
   }
 
   float fast[8];

@@ -32,16 +32,17 @@ Memory memory_of(const StagedArgs& args, Phase phase) noexcept;
 
 using Kernel = void (*)(StagedArgs, Geometry);
 
-/// Position of a kernel in a table of all variants: by element type, then none, fast x 3 formats, dual x 3
-/// formats.
+/// Position of a kernel in a table of all variants: by width of the codes (4 bits on both legs, or others),
+/// then element type, then none, fast x 3 formats, dual x 3 formats.
 inline constexpr int kVariants = 7;
-inline int variant_of(DataType dtype, Memory memory, StateFormat format) noexcept {
+inline constexpr int kTypes = 3;
+inline int variant_of(const Codec& codec, DataType dtype, Memory memory, StateFormat format) noexcept {
+  const int width = codec.bits == 4 && codec.first_leg_bits == 4 ? 0 : 1;
   const int state =
       memory == Memory::kNone ? 0 : 1 + (memory == Memory::kDual ? 3 : 0) + static_cast<int>(format);
-  return static_cast<int>(dtype) * kVariants + state;
+  return (width * kTypes + static_cast<int>(dtype)) * kVariants + state;
 }
-inline constexpr int kTypes = 3;
-using VariantTable = const Kernel[kTypes * kVariants];
+using VariantTable = const Kernel[2 * kTypes * kVariants];
 
 /// Launches one kernel over geometry.items, `grid_rows` times. Uses no last-error state of the caller.
 cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geometry, unsigned grid_rows,
@@ -67,9 +68,16 @@ cudaError_t load_decode_kernels() noexcept;
 
 }  // namespace echotp::device
 
-/// The variants of kernel template KERNEL for element type TYPE, in the order of variant_of().
-#define ECHO_TP_VARIANTS(KERNEL, TYPE)                                                                  \
-  KERNEL<TYPE, Memory::kNone, StateFormat::kFp32>, KERNEL<TYPE, Memory::kFast, StateFormat::kFp32>,     \
-      KERNEL<TYPE, Memory::kFast, StateFormat::kFp16>, KERNEL<TYPE, Memory::kFast, StateFormat::kInt8>, \
-      KERNEL<TYPE, Memory::kDual, StateFormat::kFp32>, KERNEL<TYPE, Memory::kDual, StateFormat::kFp16>, \
-      KERNEL<TYPE, Memory::kDual, StateFormat::kInt8>
+/// The variants of kernel template KERNEL, in the order of variant_of().
+#define ECHO_TP_VARIANTS(KERNEL, TYPE, FOUR)                 \
+  KERNEL<TYPE, Memory::kNone, StateFormat::kFp32, FOUR>,     \
+      KERNEL<TYPE, Memory::kFast, StateFormat::kFp32, FOUR>, \
+      KERNEL<TYPE, Memory::kFast, StateFormat::kFp16, FOUR>, \
+      KERNEL<TYPE, Memory::kFast, StateFormat::kInt8, FOUR>, \
+      KERNEL<TYPE, Memory::kDual, StateFormat::kFp32, FOUR>, \
+      KERNEL<TYPE, Memory::kDual, StateFormat::kFp16, FOUR>, \
+      KERNEL<TYPE, Memory::kDual, StateFormat::kInt8, FOUR>
+#define ECHO_TP_TYPES(KERNEL, FOUR)                                                                 \
+  ECHO_TP_VARIANTS(KERNEL, DataType::kBf16, FOUR), ECHO_TP_VARIANTS(KERNEL, DataType::kFp16, FOUR), \
+      ECHO_TP_VARIANTS(KERNEL, DataType::kFp32, FOUR)
+#define ECHO_TP_ALL_VARIANTS(KERNEL) ECHO_TP_TYPES(KERNEL, true), ECHO_TP_TYPES(KERNEL, false)

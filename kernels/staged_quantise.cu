@@ -16,7 +16,7 @@ template <DataType D>
 inline constexpr int kBatch = D == DataType::kFp32 ? 2 : 4;
 
 /// Grid: blocks over the rows of the message, by the other owners.
-template <DataType D, Memory M, StateFormat F>
+template <DataType D, Memory M, StateFormat F, bool Four>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     quantise_kernel(const __grid_constant__ StagedArgs args, const __grid_constant__ Geometry geometry) {
   const std::uint32_t item = blockIdx.x * kBlockWarps + threadIdx.x / kWarpThreads;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   const bool full = geometry.vector && left == kItemSlices * kSliceElements;
   std::uint8_t* wire = args.outbox + owner * geometry.out.segment_bytes +
                        static_cast<std::int64_t>(row) * geometry.out.tile_bytes;
-  const int bits = geometry.out.bits;
+  const int bits = bits_of<Four>(geometry.out);
   std::uint8_t* codes = wire + (begin / kLaneElements + lane) * bits;
   const char* send = static_cast<const char*>(args.send) + (first + lane * kLaneElements) * element_bytes(D);
   GroupValues scales;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
         float encoded[8];
         Rounding rounding;
         unpack_elements<D>(raw[s], x);
-        round_lane<false>(x, group_key(x, geometry.lanes), geometry.width, rounding, encoded);
+        round_lane<false>(x, group_key(x, geometry.lanes), width_of<Four>(geometry), rounding, encoded);
         store_codes(codes, bits, rounding.codes);
         codes += kWarpThreads * bits;
         scales.keep(batch + s, place, rounding.scale.bits);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
       unpack_elements<D>(raw, x);
       Rounding rounding;
       std::uint32_t unused[kElementWords<D>];
-      round_compensated<D, M, F, false>(x, state, s, geometry, lane, place, cursor, rounding, unused);
+      round_compensated<D, M, F, Four, false>(x, state, s, geometry, lane, place, cursor, rounding, unused);
       store_codes(codes, bits, rounding.codes);
       scales.keep(s, place, rounding.scale.bits);
       codes += kWarpThreads * bits;
@@ -100,9 +100,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   }
 }
 
-constexpr Kernel kKernels[] = {ECHO_TP_VARIANTS(quantise_kernel, DataType::kBf16),
-                               ECHO_TP_VARIANTS(quantise_kernel, DataType::kFp16),
-                               ECHO_TP_VARIANTS(quantise_kernel, DataType::kFp32)};
+constexpr Kernel kKernels[] = {ECHO_TP_ALL_VARIANTS(quantise_kernel)};
 
 }  // namespace
 

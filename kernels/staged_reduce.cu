@@ -46,7 +46,7 @@ __device__ __forceinline__ void accumulate_bytes(uint2 codes, float scale, float
   }
 }
 
-template <DataType D, Memory M, StateFormat F>
+template <DataType D, Memory M, StateFormat F, bool Four>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     reduce_kernel(const __grid_constant__ StagedArgs args, const __grid_constant__ Geometry geometry) {
   const std::uint32_t item = blockIdx.x * kBlockWarps + threadIdx.x / kWarpThreads;
@@ -62,12 +62,12 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   const int left = bounded_left(args.count - first);
   const bool full = geometry.vector && left == kItemSlices * kSliceElements;
   const int begin_group = begin_slice * geometry.scale_step;
-  const int out_bits = geometry.out.bits;
+  const int out_bits = bits_of<Four>(geometry.out);
   std::uint8_t* wire = args.gathered + args.rank * geometry.out.segment_bytes +
                        static_cast<std::int64_t>(row) * geometry.out.tile_bytes;
   std::uint8_t* codes = wire + (begin_slice * kWarpThreads + lane) * out_bits;
   const std::uint8_t* inbox = args.inbox + static_cast<std::int64_t>(row) * geometry.in.tile_bytes;
-  const int in_bits = geometry.in.bits;
+  const int in_bits = bits_of<Four>(geometry.in);
   const int code_offset = begin_slice * kWarpThreads * in_bits;
   const int scale_offset = geometry.in.code_bytes + begin_group * 2;
   const std::int64_t own_offset = (first + lane * kLaneElements) * element_bytes(D);
@@ -170,10 +170,10 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
     std::uint32_t out[kElementWords<D>];
     if constexpr (M == Memory::kNone) {
       float encoded[8];
-      round_lane<true>(sum, group_key(sum, geometry.lanes), geometry.width, rounding, encoded);
+      round_lane<true>(sum, group_key(sum, geometry.lanes), width_of<Four>(geometry), rounding, encoded);
       pack_elements<D>(rounding.decoded, out);
     } else {
-      round_compensated<D, M, F, true>(sum, state, s, geometry, lane, place, cursor, rounding, out);
+      round_compensated<D, M, F, Four, true>(sum, state, s, geometry, lane, place, cursor, rounding, out);
       cursor.advance(1);
     }
     store_codes(codes, out_bits, rounding.codes);
@@ -199,9 +199,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   }
 }
 
-constexpr Kernel kKernels[] = {ECHO_TP_VARIANTS(reduce_kernel, DataType::kBf16),
-                               ECHO_TP_VARIANTS(reduce_kernel, DataType::kFp16),
-                               ECHO_TP_VARIANTS(reduce_kernel, DataType::kFp32)};
+constexpr Kernel kKernels[] = {ECHO_TP_ALL_VARIANTS(reduce_kernel)};
 
 }  // namespace
 
