@@ -21,6 +21,7 @@ enum NcclResult : int {
   kNcclUnhandledCudaError = 1,
   kNcclSystemError = 2,
   kNcclInternalError = 3,
+  kNcclInvalidUsage = 5,
   kNcclInProgress = 7,
 };
 
@@ -42,7 +43,7 @@ struct CompressedCall {
   const PolicyRule* rule = nullptr;
   bool pass_start = false;
   bool last_call = false;  // of its pass; equal on all ranks
-  int direction = 0;  // which of the communicator's states: 0 forward, 1 backward
+  int direction = 0;       // which of the communicator's states: 0 forward, 1 backward
 };
 
 /// What a compressed call did beside its result; goes into the receipt.
@@ -86,6 +87,10 @@ class Backend {
 
   /// Makes `stream` wait for everything that is enqueued on `other`: streams of one group.
   virtual int join(void* stream, void* other) noexcept = 0;
+
+  /// The job ends the communicator. May come from another thread while one of the calls above is stuck, so it
+  /// waits for none of them: they stop before their next NCCL call, and waits end early.
+  virtual void end() noexcept = 0;
 
   virtual BackendFacts facts() const noexcept = 0;
 

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <vector>
 
 #include "kernels/launch.hpp"
@@ -46,8 +47,9 @@ constexpr std::int64_t kDefaultChunkElements = std::int64_t{16} << 20;
 
 std::int64_t chunk_elements_from_environment() {
   const char* text = std::getenv("ECHO_TP_CHUNK_ELEMENTS");
-  const long long value = text ? std::atoll(text) : 0;
-  return value > 0 ? static_cast<std::int64_t>(value) : kDefaultChunkElements;
+  const long long value = text ? std::strtoll(text, nullptr, 10) : 0;
+  constexpr long long kMost = 1LL << 32;  // beyond any memory, far from overflow
+  return value > 0 ? std::min(value, kMost) : kDefaultChunkElements;
 }
 
 /// While it lives, this thread may allocate although another thread of the job captures in global mode.
@@ -72,6 +74,7 @@ class CudaBackend final : public Backend {
   CudaBackend(const EchoTpNccl& nccl, void* comm, int rank, int ranks)
       : nccl_(nccl), comm_(comm), rank_(rank), ranks_(ranks) {
     transport_ = std::make_unique<StagedTransport>(nccl, comm, rank, ranks);
+    test_transport_ = std::make_unique<StagedTransport>(nccl, comm, rank, ranks);
     states_ = std::make_unique<std::array<CompensationState, 2>>();
   }
 
@@ -81,7 +84,11 @@ class CudaBackend final : public Backend {
     const RelaxedCapture relaxed;
     states_.reset();  // here and not with the members: freeing needs the context
     transport_.reset();
+    test_transport_.reset();
+    if (set_up_memory_) set_up_on_host_ ? cudaFreeHost(set_up_memory_) : cudaFree(set_up_memory_);
+    if (test_values_) cudaFree(test_values_);
     if (order_) cudaEventDestroy(order_);
+    if (captured_order_) cudaEventDestroy(captured_order_);
     if (set_up_stream_) cudaStreamDestroy(set_up_stream_);
     if (counters_ && !captured_) cudaFreeHost(counters_);
   }
@@ -89,15 +96,11 @@ class CudaBackend final : public Backend {
   Status prepare(SetupRecord& mine) noexcept override {
     mine.chunk_elements = chunk_elements_from_environment();
     if (!driver().usable()) return Error{ErrorCode::kSystem, "no usable CUDA driver", ""};
-    if (driver().ctx_get_current(&context_) != CUDA_SUCCESS || !context_) {
-      int device = 0;
-      // NCCL was initialised on the thread's current device; the runtime makes its primary context current.
-      if (nccl_.comm_cu_device(comm_, &device) != kNcclSuccess || cudaSetDevice(device) != cudaSuccess ||
-          driver().ctx_get_current(&context_) != CUDA_SUCCESS || !context_) {
-        cudaGetLastError();
-        return Error{ErrorCode::kSystem, "no current CUDA context", ""};
-      }
+    if (!find_context()) {
+      cudaGetLastError();
+      return Error{ErrorCode::kSystem, "no current CUDA context", ""};
     }
+    const ScopedContext scope(context_);
     const RelaxedCapture relaxed;
     int device = 0;
     cudaDeviceProp properties{};
@@ -107,6 +110,7 @@ class CudaBackend final : public Backend {
     std::memcpy(mine.gpu_uuid, properties.uuid.bytes, sizeof mine.gpu_uuid);
     error = cudaStreamCreateWithFlags(&set_up_stream_, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaEventCreateWithFlags(&order_, cudaEventDisableTiming);
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&captured_order_, cudaEventDisableTiming);
     if (error == cudaSuccess)
       error = cudaHostAlloc(reinterpret_cast<void**>(&counters_), sizeof *counters_, cudaHostAllocMapped);
     if (error != cudaSuccess) return cuda_error("set-up", error);
@@ -114,6 +118,10 @@ class CudaBackend final : public Backend {
     chunk_elements_ = mine.chunk_elements;
     error = load_staged_kernels();
     if (error != cudaSuccess) return cuda_error("loading kernels", error);
+    // Before the first vote: a rank that had no memory left for the self-test would miss from its calls.
+    error = cudaMalloc(reinterpret_cast<void**>(&test_values_), sizeof(float) * test_count());
+    if (error == cudaSuccess) error = test_transport_->allocate(static_cast<std::int64_t>(test_count()));
+    if (error != cudaSuccess) return cuda_error("allocating for the self-test", error);
     return Unit{};
   }
 
@@ -133,15 +141,19 @@ class CudaBackend final : public Backend {
     if (!set_up_stream_) cudaStreamCreateWithFlags(&set_up_stream_, cudaStreamNonBlocking);
     const std::size_t bytes = sizeof(SetupRecord);
     const std::size_t all_bytes = bytes * static_cast<std::size_t>(ranks_);
-    std::uint8_t* device = nullptr;
-    bool on_host = false;
-    cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&device), all_bytes);
-    if (error != cudaSuccess) {  // a full GPU must not keep a rank from voting no
-      on_host = true;
-      error = cudaHostAlloc(reinterpret_cast<void**>(&device), all_bytes,
-                            cudaHostAllocMapped | cudaHostAllocPortable);
+    // Kept for the next vote and freed with this object: cudaFree waits for everything on the GPU, and some
+    // of that may wait for a peer who waits for us. For the same reason nothing here uses the default stream.
+    cudaError_t error = cudaSuccess;
+    if (!set_up_memory_) {
+      error = cudaMalloc(reinterpret_cast<void**>(&set_up_memory_), all_bytes);
+      if (error != cudaSuccess) {  // a full GPU must not keep a rank from voting no
+        set_up_on_host_ = true;
+        error = cudaHostAlloc(reinterpret_cast<void**>(&set_up_memory_), all_bytes,
+                              cudaHostAllocMapped | cudaHostAllocPortable);
+      }
     }
     if (error != cudaSuccess) return cuda_error("allocating the set-up records", error);
+    std::uint8_t* const device = set_up_memory_;
     Status outcome = Unit{};
     error = cudaMemcpyAsync(device + static_cast<std::size_t>(rank_) * bytes, &mine, bytes, cudaMemcpyDefault,
                             set_up_stream_);
@@ -154,12 +166,10 @@ class CudaBackend final : public Backend {
                       "ncclAllGather of the set-up records returned " + std::to_string(nccl), ""};
     } else {
       outcome = wait(timeout_s);
-      // Not freed on a time-out: cudaFree would wait for the peer that is missing.
-      if (!outcome) return outcome;
-      error = cudaMemcpy(all.data(), device, all_bytes, cudaMemcpyDefault);
+      if (outcome) error = read_back(all.data(), device, all_bytes);
       if (error != cudaSuccess) outcome = cuda_error("reading the set-up records", error);
     }
-    on_host ? cudaFreeHost(device) : cudaFree(device);
+    if (!outcome) stuck_ = true;
     return outcome;
   }
 
@@ -167,36 +177,29 @@ class CudaBackend final : public Backend {
     const ScopedContext scope(context_);
     const RelaxedCapture relaxed;
     // Rank p sends p + 1 everywhere: every group is constant, so one code is exact and the sum is known.
-    const std::int64_t count = static_cast<std::int64_t>(ranks_) * kTileElements;
-    std::vector<float> values(static_cast<std::size_t>(count), static_cast<float>(rank_ + 1));
-    float* device = nullptr;
-    cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&device), sizeof(float) * values.size());
-    if (error != cudaSuccess) return cuda_error("cudaMalloc of the self-test", error);
-    error = cudaMemcpyAsync(device, values.data(), sizeof(float) * values.size(), cudaMemcpyHostToDevice,
-                            set_up_stream_);
+    std::vector<float> values(test_count(), static_cast<float>(rank_ + 1));
+    const std::size_t bytes = sizeof(float) * values.size();
+    cudaError_t error =
+        cudaMemcpyAsync(test_values_, values.data(), bytes, cudaMemcpyHostToDevice, set_up_stream_);
     StagedArgs args;
-    args.send = device;
-    args.recv = device;
-    args.count = count;
+    args.send = test_values_;
+    args.recv = test_values_;
+    args.count = static_cast<std::int64_t>(values.size());
     args.rank = rank_;
     args.ranks = ranks_;
     args.dtype = DataType::kFp32;
     args.compensation.mode = CompensationMode::kNone;
-    StagedTransport small(nccl_, comm_, rank_, ranks_);
-    if (error == cudaSuccess) error = small.allocate(count);
     Status outcome = Unit{};
     if (error != cudaSuccess) {
       outcome = cuda_error("self-test", error);
-    } else if (const int nccl = small.all_reduce(args, set_up_stream_); nccl != kNcclSuccess) {
+    } else if (const int nccl = test_transport_->all_reduce(args, set_up_stream_); nccl != kNcclSuccess) {
       outcome = Error{ErrorCode::kSystem, "all-reduce returned " + std::to_string(nccl), ""};
     } else {
       outcome = wait(timeout_s);
-      if (!outcome) small.keep();  // a peer is missing: freeing would wait for it
-      if (!outcome) return outcome;
-      error = cudaMemcpy(values.data(), device, sizeof(float) * values.size(), cudaMemcpyDeviceToHost);
+      if (outcome) error = read_back(values.data(), test_values_, bytes);
       if (error != cudaSuccess) outcome = cuda_error("self-test", error);
     }
-    cudaFree(device);
+    if (!outcome) stuck_ = true;
     if (!outcome) return outcome;
     const float expected = static_cast<float>(ranks_) * static_cast<float>(ranks_ + 1) / 2;
     // bf16 scales round the values of more than a few ranks: half an ulp of bf16 for each of the two
@@ -216,11 +219,14 @@ class CudaBackend final : public Backend {
                            // error to meet
       return {};
     }
-    return {status == cudaStreamCaptureStatusActive, status == cudaStreamCaptureStatusActive ? id : 0};
+    // A capture that was spoilt is one still: only inside it does the job meet the error that spoilt it.
+    const bool capturing = status != cudaStreamCaptureStatusNone;
+    return {capturing, capturing ? id : 0};
   }
 
   CallOutcome all_reduce(const CompressedCall& call) noexcept override {
     const ScopedContext scope(context_);
+    const RelaxedCapture relaxed;
     const auto stream = static_cast<cudaStream_t>(call.stream);
     CallOutcome outcome;
     if (!enter(call, stream)) {
@@ -267,6 +273,12 @@ class CudaBackend final : public Backend {
     return error == cudaSuccess ? kNcclSuccess : kNcclUnhandledCudaError;
   }
 
+  void end() noexcept override {
+    transport_->end();
+    const std::lock_guard lock(ended_mutex_);
+    ended_ = true;
+  }
+
   BackendFacts facts() const noexcept override {
     BackendFacts facts;
     facts.scratch_bytes = transport_->scratch_bytes();
@@ -279,7 +291,7 @@ class CudaBackend final : public Backend {
 
   bool idle() noexcept override {
     if (!context_) return true;
-    if (captured_) return false;
+    if (captured_ || stuck_) return false;
     const ScopedContext scope(context_);
     const RelaxedCapture relaxed;
     const bool done = !order_ || cudaEventQuery(order_) == cudaSuccess;
@@ -288,6 +300,35 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  std::size_t test_count() const { return static_cast<std::size_t>(ranks_) * kTileElements; }
+
+  /// The context of the communicator's device: the thread's current one if that is it, else the device's
+  /// primary one. What the thread has selected stays as it is.
+  bool find_context() noexcept {
+    CUcontext before = nullptr;
+    int device = -1;
+    int current = -1;
+    const bool known = nccl_.comm_cu_device && nccl_.comm_cu_device(comm_, &device) == kNcclSuccess;
+    if (driver().ctx_get_current(&before) == CUDA_SUCCESS && before &&
+        (!known || (cudaGetDevice(&current) == cudaSuccess && current == device))) {
+      context_ = before;
+      return true;
+    }
+    if (!known) return false;
+    const bool pushed = before && driver().ctx_push_current(before) == CUDA_SUCCESS;
+    const bool found = cudaSetDevice(device) == cudaSuccess &&
+                       driver().ctx_get_current(&context_) == CUDA_SUCCESS && context_;
+    CUcontext popped = nullptr;
+    if (pushed) driver().ctx_pop_current(&popped);
+    return found;
+  }
+
+  /// After wait(): blocks for the copy alone.
+  cudaError_t read_back(void* to, const void* from, std::size_t bytes) noexcept {
+    const cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, set_up_stream_);
+    return error == cudaSuccess ? cudaStreamSynchronize(set_up_stream_) : error;
+  }
+
   /// Waits for the set-up stream, watching NCCL's own errors and the deadline.
   Status wait(double timeout_s) noexcept {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
@@ -295,10 +336,14 @@ class CudaBackend final : public Backend {
       const cudaError_t error = cudaStreamQuery(set_up_stream_);
       if (error == cudaSuccess) return Unit{};
       if (error != cudaErrorNotReady) return cuda_error("set-up", error);
-      int state = kNcclSuccess;
-      if (nccl_.comm_get_async_error && nccl_.comm_get_async_error(comm_, &state) == kNcclSuccess &&
-          state != kNcclSuccess && state != kNcclInProgress)
-        return Error{ErrorCode::kSystem, "NCCL reports error " + std::to_string(state), ""};
+      {
+        const std::lock_guard lock(ended_mutex_);  // the communicator is not freed while it is asked
+        if (ended_) return Error{ErrorCode::kSystem, "the communicator was aborted meanwhile", ""};
+        int state = kNcclSuccess;
+        if (nccl_.comm_get_async_error && nccl_.comm_get_async_error(comm_, &state) == kNcclSuccess &&
+            state != kNcclSuccess && state != kNcclInProgress)
+          return Error{ErrorCode::kSystem, "NCCL reports error " + std::to_string(state), ""};
+      }
       if (std::chrono::steady_clock::now() > deadline) {
         char text[96];
         std::snprintf(text, sizeof text, "not every rank answered within %.0f s", timeout_s);
@@ -313,24 +358,20 @@ class CudaBackend final : public Backend {
   /// NCCL's own calls on one communicator do. Eager calls and graph replays meet at one event; inside a
   /// capture the event is an external node, so that every replay waits for what was enqueued before it.
   bool enter(const CompressedCall& call, cudaStream_t stream) noexcept {
-    if (!call.capture.capturing) {
-      if (!used_ || (stream == last_stream_ && !captured_)) return true;
-      return cudaStreamWaitEvent(stream, order_, 0) == cudaSuccess;
-    }
-    if (call.capture.id == last_capture_) {
-      if (stream == last_stream_) return true;
-      return join(stream, last_stream_) == kNcclSuccess;
-    }
+    // Never "the same stream as last time, so in order already": a handle may be that of a stream destroyed
+    // since, and cudaStreamPerThread is another stream in every thread.
+    if (!call.capture.capturing) return !used_ || cudaStreamWaitEvent(stream, order_, 0) == cudaSuccess;
+    if (call.capture.id == last_capture_)
+      return cudaStreamWaitEvent(stream, captured_order_, 0) == cudaSuccess;
     return cudaStreamWaitEvent(stream, order_, cudaEventWaitExternal) == cudaSuccess;
   }
 
   bool leave(const CompressedCall& call, cudaStream_t stream) noexcept {
     used_ = true;
-    last_stream_ = stream;
     last_capture_ = call.capture.id;
-    return cudaEventRecordWithFlags(
-               order_, stream, call.capture.capturing ? cudaEventRecordExternal : cudaEventRecordDefault) ==
-           cudaSuccess;
+    if (!call.capture.capturing) return cudaEventRecord(order_, stream) == cudaSuccess;
+    return cudaEventRecordWithFlags(order_, stream, cudaEventRecordExternal) == cudaSuccess &&
+           cudaEventRecord(captured_order_, stream) == cudaSuccess;
   }
 
   EchoTpNccl nccl_;
@@ -344,8 +385,15 @@ class CudaBackend final : public Backend {
   DeviceCounters* counters_ = nullptr;
   std::atomic<std::int64_t> state_bytes_{0};
   cudaStream_t set_up_stream_ = nullptr;
+  std::uint8_t* set_up_memory_ = nullptr;
+  bool set_up_on_host_ = false;
+  float* test_values_ = nullptr;
+  std::unique_ptr<StagedTransport> test_transport_;
+  bool stuck_ = false;  // something may wait for a peer for ever: nothing is ever freed
+  std::mutex ended_mutex_;
+  bool ended_ = false;
   cudaEvent_t order_ = nullptr;
-  cudaStream_t last_stream_ = nullptr;
+  cudaEvent_t captured_order_ = nullptr;  // the same, between the calls of one capture
   std::uint64_t last_capture_ = 0;
   bool used_ = false;
   bool captured_ = false;  // some graph may replay our kernels: nothing they use is ever freed

@@ -6,7 +6,10 @@ namespace echotp {
 void CommunicatorTable::add(std::shared_ptr<KnownCommunicator> entry) {
   const std::lock_guard lock(mutex_);
   auto& slot = live_[entry->comm];
-  if (slot) ended_.push_back(slot);  // ended behind our back
+  if (slot) {  // ended behind our back
+    slot->ended = true;
+    ended_.push_back(slot);
+  }
   slot = std::move(entry);
 }
 
@@ -20,18 +23,27 @@ void CommunicatorTable::remove(void* comm) {
   const std::lock_guard lock(mutex_);
   const auto found = live_.find(comm);
   if (found == live_.end()) return;
+  found->second->ended = true;
+  // Set before a communicator is added and taken away only after it is removed: no lock needed, and none is
+  // waited for, since another thread may be stuck inside a call.
+  if (found->second->backend) found->second->backend->end();
   ended_.push_back(std::move(found->second));
   live_.erase(found);
 }
 
 void CommunicatorTable::collect() {
-  const std::lock_guard lock(mutex_);
-  for (const auto& entry : ended_) {
+  std::vector<std::shared_ptr<KnownCommunicator>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended = ended_;
+  }
+  std::vector<std::unique_ptr<Backend>> idle;  // freed at the end of this function
+  for (const auto& entry : ended) {
     const std::unique_lock held(entry->mutex, std::try_to_lock);
     if (!held.owns_lock() || !entry->backend || !entry->backend->idle()) continue;
     const std::lock_guard receipt_lock(entry->receipt_mutex);
     entry->receipt.nonfinite_groups = entry->backend->facts().nonfinite_groups;
-    entry->backend.reset();
+    idle.push_back(std::move(entry->backend));
   }
 }
 

@@ -26,6 +26,8 @@ struct KnownCommunicator {
   std::atomic<Reason> off{
       Reason::kCompressed};           // agreed by vote: at set-up, and once more at the first eligible call
   std::atomic<bool> reserved{false};  // that second vote took place, and every rank has its scratch
+  std::atomic<bool> ended{false};     // the job destroys or aborts it: no call of ours may begin any more
+  bool announced = false;             // the job has it; before that it is ours to abort
 
   std::mutex mutex;                  // guards what follows; held while a call is enqueued
   std::unique_ptr<Backend> backend;  // null when off
@@ -46,10 +48,12 @@ class CommunicatorTable {
   /// The entry, or null for a communicator that was never announced.
   std::shared_ptr<KnownCommunicator> find(void* comm) const;
 
-  /// Takes the entry out: NCCL may hand out the same address again.
+  /// Takes the entry out: NCCL may hand out the same address again. A call on it that another thread is in
+  /// is told to stop.
   void remove(void* comm);
 
-  /// Frees ended communicators whose GPU work is over and that no captured graph refers to.
+  /// Frees ended communicators whose GPU work is over and that no captured graph refers to. Freeing may wait
+  /// for the GPU: no lock is held meanwhile, so that a watchdog can still abort.
   void collect();
 
   /// All communicators that this process ever had, ended ones included.

@@ -7,12 +7,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
+#include <limits>
 
 #include "kernels/tile.hpp"
 #include "shim/backend.hpp"
@@ -87,8 +90,14 @@ class Engine {
     }
   }
 
+  static void leave_receipt();
+
   int comm_created(const EchoTpNccl& nccl, void* comm, EchoTpCreated how, const char* name) {
     table_.collect();
+    // CUDA is up by now: registered after its own exit handlers, ours runs before them and may still read the
+    // counters that live in CUDA's memory.
+    static const int registered = (exits_early_ = true, std::atexit([] { leave_receipt(); }));
+    (void)registered;
     auto entry = std::make_shared<KnownCommunicator>();
     entry->nccl = nccl;
     entry->comm = comm;
@@ -109,6 +118,7 @@ class Engine {
     if (entry->off == Reason::kCompressed) result = set_up(*entry);
     if (entry->off != Reason::kCompressed) entry->receipt.off = reason_name(entry->off);
     if (entry->off != Reason::kCompressed && result == kNcclSuccess) entry->backend.reset();
+    entry->announced = true;
     table_.add(entry);
     if (result != kNcclSuccess) table_.remove(comm);
     write_receipt_now();
@@ -136,7 +146,7 @@ class Engine {
     KnownCommunicator& known = *call.communicator;
     call.decision = decide_call(known, call);
     if (group.depth > 0 && call.decision.reason == Reason::kCompressed) {
-      if (!group.mixed) {
+      if (!group.is_mixed(comm)) {
         group.held.push_back(std::move(call));
         return kNcclSuccess;
       }
@@ -151,12 +161,13 @@ class Engine {
         "broadcast", "reduce",  "all_gather", "reduce_scatter", "all_to_all",
         "gather",    "scatter", "send",       "recv",           "create"};
     Group& group = this_thread_group();
-    if (group.depth > 0) {
-      const int result = flush_to_nccl(group);
+    // A rank that neither sends nor receives sees a group of all-reduces alone.
+    if (group.depth > 0 && kind != ECHO_TP_OTHER_SEND && kind != ECHO_TP_OTHER_RECV) {
+      const int result = flush_to_nccl(group, comm);
       if (result != kNcclSuccess) return result;
     }
     if (comm && kind >= 0 && kind < ECHO_TP_OTHER_COUNT) {
-      if (const auto known = table_.find(comm); known && known->backend) {
+      if (const auto known = table_.find(comm); known && known->off == Reason::kCompressed) {
         const std::lock_guard lock(known->mutex);
         if (known->last_rule >= 0)
           known->passes.other_collective(policy_.rules[static_cast<std::size_t>(known->last_rule)].pass,
@@ -178,15 +189,16 @@ class Engine {
     if (--group.depth > 0) return nccl.group_end();
     std::vector<HeldCall> held = std::move(group.held);
     group.held.clear();
-    group.mixed = false;
+    group.mixed.clear();
     const int result = nccl.group_end();
     if (result != kNcclSuccess && result != kNcclInProgress) return result;
     const int ours = run_group(held);
     return ours != kNcclSuccess ? ours : result;
   }
 
+  /// For a process that never had a communicator: nothing else has written its receipt.
   void at_exit() {
-    if (getpid() == pid_) write_receipt_now();
+    if (!exits_early_) write_receipt_now();
   }
 
  private:
@@ -200,6 +212,7 @@ class Engine {
 
   int set_up(KnownCommunicator& entry) {
     entry.mine = local_record(policy_.hash);
+    entry.mine.name_rules = name_rules(policy_, entry.name);
     entry.backend = make_backend(entry.nccl, entry.comm, entry.rank, entry.ranks);
     Status able = entry.backend->prepare(entry.mine);
     if (!policy_ok_) able = Error{ErrorCode::kBadInput, policy_error_, ""};
@@ -246,14 +259,19 @@ class Engine {
 
   /// The ranks could not even talk: some rank runs without the shim, or died. The communicator can't be
   /// trusted to be in step any more, so the job's own call fails, with the reason, instead of hanging later.
+  /// A communicator that the job has is the job's to abort, as after any other error of NCCL.
   int give_up(KnownCommunicator& entry, const Error& error) {
     say(entry.rank,
         "set-up of a communicator of %d ranks failed: %s. Is every rank started under echo-tp run?",
         entry.ranks, error.text().c_str());
     note_error(error.text());
-    (void)entry.backend.release();  // its stream still waits for a peer: freeing would wait as well
     entry.off = Reason::kCommunicatorError;
-    if (entry.nccl.comm_abort) entry.nccl.comm_abort(entry.comm);
+    {
+      const std::lock_guard lock(entry.receipt_mutex);
+      entry.receipt.off = reason_name(Reason::kCommunicatorError);
+      entry.receipt.off_detail = error.text();
+    }
+    if (!entry.announced && entry.nccl.comm_abort) entry.nccl.comm_abort(entry.comm);
     return kNcclSystemError;
   }
 
@@ -264,7 +282,11 @@ class Engine {
     agreed.communicator_name = known.name;
     Decision decision = decide(policy_, agreed, call.raw);
     if (decision.reason != Reason::kCompressed) return decision;
-    call.capture = known.backend->capture(call.stream);
+    {
+      const std::lock_guard lock(known.mutex);
+      if (known.ended || !known.backend) return decision;  // compress() answers
+      call.capture = known.backend->capture(call.stream);
+    }
     if (call.capture.capturing) {
       call.raw.capturing = true;
       decision = decide(policy_, agreed, call.raw);
@@ -277,7 +299,7 @@ class Engine {
   /// Forwards one call, after those of its group that were held before it.
   int forward_now(const EchoTpNccl& nccl, const HeldCall& call, void* comm, Group& group) {
     if (group.depth > 0) {
-      const int flushed = flush_to_nccl(group);
+      const int flushed = flush_to_nccl(group, comm);
       if (flushed != kNcclSuccess) return flushed;
     }
     return forward(nccl, call, comm);
@@ -289,14 +311,17 @@ class Engine {
                            call.stream);
   }
 
-  /// The group turned out to hold something else: its held all-reduces go to NCCL, in order, still inside the
-  /// group.
-  int flush_to_nccl(Group& group) {
-    group.mixed = true;
-    std::vector<HeldCall> held = std::move(group.held);
-    group.held.clear();
+  /// The group turned out to hold something else of `comm` (null: of everybody): its held all-reduces go to
+  /// NCCL, in order, still inside the group.
+  int flush_to_nccl(Group& group, void* comm) {
+    if (comm && !group.is_mixed(comm)) group.mixed.push_back(comm);
+    const auto others =
+        std::stable_partition(group.held.begin(), group.held.end(),
+                              [&](const HeldCall& call) { return comm && call.communicator->comm != comm; });
+    std::vector<HeldCall> flushed(std::make_move_iterator(others), std::make_move_iterator(group.held.end()));
+    group.held.erase(others, group.held.end());
     int first_error = kNcclSuccess;
-    for (HeldCall& call : held) {
+    for (HeldCall& call : flushed) {
       call.decision.reason = Reason::kMixedGroup;
       const int result = forward(call.communicator->nccl, call, call.communicator->comm);
       if (first_error == kNcclSuccess) first_error = result;
@@ -328,21 +353,24 @@ class Engine {
       } else if (stream_of(known) != call.stream &&
                  std::find(joined.begin(), joined.end(), std::pair(known, call.stream)) == joined.end()) {
         joined.emplace_back(known, call.stream);
-        const std::lock_guard lock(known->mutex);
-        keep(known->backend->join(stream_of(known), call.stream));
+        keep(join(*known, stream_of(known), call.stream));
       }
     }
     for (const HeldCall& call : held) keep(compress(call, stream_of(call.communicator.get())));
-    for (const auto& [known, stream] : joined) {
-      const std::lock_guard lock(known->mutex);
-      keep(known->backend->join(stream, stream_of(known)));
-    }
+    for (const auto& [known, stream] : joined) keep(join(*known, stream, stream_of(known)));
     return first_error;
+  }
+
+  static int join(KnownCommunicator& known, void* stream, void* other) {
+    const std::lock_guard lock(known.mutex);
+    return known.ended || !known.backend ? kNcclInvalidUsage : known.backend->join(stream, other);
   }
 
   int compress(const HeldCall& call, void* stream) {
     KnownCommunicator& known = *call.communicator;
     const std::lock_guard lock(known.mutex);
+    // Aborted by another thread since the call came in or was held: NCCL's communicator may be gone.
+    if (known.ended || !known.backend) return kNcclInvalidUsage;
     if (!known.reserved && known.off == Reason::kCompressed) {
       const int result = reserve(known);
       if (result != kNcclSuccess) return result;
@@ -380,8 +408,8 @@ class Engine {
     CommunicatorReceipt& receipt = known.receipt;
     ++receipt.calls;
     ++receipt.by_reason[static_cast<std::size_t>(call.decision.reason)];
-    const std::int64_t bytes = static_cast<std::int64_t>(call.raw.count) * nccl_type_bytes(call.raw.dtype);
-    SizeClass& size = receipt.by_bytes[bytes];
+    const std::int64_t bytes = bytes_of(call.raw);
+    SizeClass& size = receipt.by_bytes[size_class(receipt, bytes)];
     ++size.calls;
     if (outcome) {
       ++receipt.compressed;
@@ -401,6 +429,25 @@ class Engine {
     receipt.state_bytes = facts.state_bytes;
     receipt.scratch_bytes = facts.scratch_bytes;
     receipt.nonfinite_groups = facts.nonfinite_groups;
+  }
+
+  /// Bytes of a message; the largest integer when that does not fit.
+  static std::int64_t bytes_of(const RawCall& raw) {
+    std::int64_t bytes = 0;
+    if (raw.count > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max()) ||
+        __builtin_mul_overflow(static_cast<std::int64_t>(raw.count), nccl_type_bytes(raw.dtype), &bytes))
+      return std::numeric_limits<std::int64_t>::max();
+    return bytes;
+  }
+
+  /// Exact sizes while there are few, then powers of two: a serving job may send a new size in every step,
+  /// and the whole receipt is written every other second.
+  static std::int64_t size_class(const CommunicatorReceipt& receipt, std::int64_t bytes) {
+    constexpr std::size_t kExactSizes = 256;
+    if (receipt.by_bytes.size() < kExactSizes || receipt.by_bytes.contains(bytes)) return bytes;
+    constexpr auto kLargestPower = std::uint64_t{1} << 62;
+    const auto size = static_cast<std::uint64_t>(bytes);
+    return static_cast<std::int64_t>(size > kLargestPower ? kLargestPower : std::bit_ceil(size));
   }
 
   static int nccl_type_bytes(int dtype) {
@@ -457,8 +504,17 @@ class Engine {
   }
 
  private:
-  void write_receipt_now() {
+  /// A receipt that can't be written is no failure of the job's call.
+  void write_receipt_now() noexcept {
     if (run_dir_.empty() || getpid() != pid_) return;
+    try {
+      write_receipt_or_throw();
+    } catch (...) {
+      if (!receipt_failed_.exchange(true)) say(-1, "no receipt: out of memory");
+    }
+  }
+
+  void write_receipt_or_throw() {
     const std::lock_guard lock(receipt_mutex_);
     Receipt receipt;
     char host[256] = {};
@@ -503,6 +559,7 @@ class Engine {
   std::atomic<std::chrono::steady_clock::rep> receipt_due_{0};
   std::atomic<bool> receipt_wanted_{false};
   std::atomic<bool> receipt_failed_{false};
+  std::atomic<bool> exits_early_{false};
   std::mutex receipt_mutex_;
   std::string nccl_path_;
   int nccl_version_ = 0;
@@ -510,6 +567,10 @@ class Engine {
 };
 
 Engine* engine = nullptr;
+
+void Engine::leave_receipt() {
+  engine->write_receipt_now();
+}
 
 /// The exception firewall: whatever goes wrong in `body`, the job gets what `fallback` returns.
 template <class Body, class Fallback>

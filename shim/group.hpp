@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // GROUP: all-reduces issued between ncclGroupStart and ncclGroupEnd of one thread. They are held until the
-// outermost end; the first call that is not an eligible all-reduce sends the whole group to NCCL, whole and
-// in order.
+// outermost end. The first other collective on the same communicator sends that communicator's part of the
+// group to NCCL, whole and in order. Other communicators and sends and receives have no say: a peer may be no
+// part of them, and would decide otherwise.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -25,8 +27,10 @@ struct HeldCall {
 /// State of one thread.
 struct Group {
   int depth = 0;
-  bool mixed = false;  // something else is in it: forward from here on
   std::vector<HeldCall> held;
+  std::vector<void*> mixed;  // communicators with something else in it: forward those from here on
+
+  bool is_mixed(void* comm) const { return std::find(mixed.begin(), mixed.end(), comm) != mixed.end(); }
 };
 
 /// The calling thread's group.

@@ -107,7 +107,8 @@ static int announce(Library* library, void** slot, EchoTpCreated how, const char
 
 static int before_creation(Library* library, void* parent) {
   echo_tp_load_engine();
-  const EchoTpEngine* engine = t_thread.depth[library->index] > 0 ? engine_for(library) : NULL;
+  /* A communicator from nowhere is no business of those in the group: their other ranks may not see it. */
+  const EchoTpEngine* engine = parent && t_thread.depth[library->index] > 0 ? engine_for(library) : NULL;
   return engine ? GUARDED(engine->other(&library->nccl, parent, ECHO_TP_OTHER_CREATE, 0)) : kNcclSuccess;
 }
 

@@ -38,6 +38,14 @@ void set_text(std::span<char> field, std::string_view text) {
   field[length] = '\0';
 }
 
+std::uint64_t name_rules(const Policy& policy, std::string_view name) {
+  std::string fits;
+  for (const PolicyRule& rule : policy.rules)
+    fits +=
+        rule.match.communicator_name.empty() || glob_matches(rule.match.communicator_name, name) ? '1' : '0';
+  return fnv1a(fits);
+}
+
 SetupRecord local_record(std::uint64_t policy_hash) {
   SetupRecord record;
   record.pid = getpid();
@@ -69,6 +77,10 @@ Vote vote(std::span<const SetupRecord> records) {
     if (record.policy_hash != first.policy_hash)
       return {Reason::kVotedOff, rank_text(rank) + " has policy " + hex(record.policy_hash) +
                                      ", rank 0 has " + hex(first.policy_hash)};
+    if (record.name_rules != first.name_rules)
+      return {Reason::kVotedOff, rank_text(rank) +
+                                     " gave the communicator a name that fits other rules of the "
+                                     "policy than rank 0's name"};
     if (record.chunk_elements != first.chunk_elements)
       return {Reason::kVotedOff, rank_text(rank) + " uses chunks of " +
                                      std::to_string(record.chunk_elements) + " elements, rank 0 of " +

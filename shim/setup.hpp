@@ -14,7 +14,7 @@ namespace echotp {
 /// Travels as bytes between processes of one job: fixed size, no pointers.
 struct SetupRecord {
   static constexpr std::uint64_t kMagic = 0x31707472'6f686365ULL;  // "echortp1": not a plausible accident
-  static constexpr std::uint32_t kProtocol = 1;
+  static constexpr std::uint32_t kProtocol = 2;
 
   std::uint64_t magic = kMagic;
   std::uint32_t protocol = kProtocol;
@@ -22,6 +22,7 @@ struct SetupRecord {
   std::int64_t pid = 0;
   std::uint64_t boot = 0;  // hash of the machine's boot id: same machine, whatever the host name says
   std::uint64_t policy_hash = 0;
+  std::uint64_t name_rules = 0;  // which rules the communicator's name fits: NCCL lets names differ by rank
   std::int64_t chunk_elements = 0;  // of the transport; must be equal
   char host[64] = {};
   char gpu_uuid[16] = {};
@@ -37,6 +38,9 @@ struct Vote {
 
 /// Judges the records of all ranks, in rank order. Pure: equal on every rank.
 Vote vote(std::span<const SetupRecord> records);
+
+/// Which of the policy's rules a communicator of this name can match, as one number for comparing.
+std::uint64_t name_rules(const Policy& policy, std::string_view name);
 
 /// Host, pid, boot id and library version of this process.
 SetupRecord local_record(std::uint64_t policy_hash);

@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 
 #include "kernels/params.hpp"
@@ -47,6 +48,9 @@ class StagedTransport {
   /// Never free the scratch: a captured graph refers to it, or a peer never answered.
   void keep() noexcept { kept_ = true; }
 
+  /// The communicator is going away: no NCCL call begins after this. From any thread.
+  void end() noexcept { ended_ = true; }
+
  private:
   int exchange(const StagedSlot& slot, std::int64_t segment, cudaStream_t stream) noexcept;
   int gather(const StagedSlot& slot, std::int64_t segment, cudaStream_t stream) noexcept;
@@ -65,6 +69,7 @@ class StagedTransport {
   cudaEvent_t fork_ = nullptr;
   std::array<cudaEvent_t, kSlots> quantised_{}, exchanged_{}, reduced_{}, gathered_{};
   bool kept_ = false;
+  std::atomic<bool> ended_{false};
 };
 
 }  // namespace echotp

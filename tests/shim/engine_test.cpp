@@ -5,10 +5,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <future>
+#include <limits>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "shim/backend.hpp"
@@ -35,6 +41,9 @@ int reserved = 0;
 bool stream_captures = false;
 std::vector<CompressedCall> compressed_calls;
 int live_backends = 0;
+std::vector<void*> ended;
+std::function<void()> during_exchange;  // runs inside the exchange of a vote
+std::function<void()> during_free;      // runs while a backend frees its memory, which may wait for the GPU
 
 std::string call_text(const char* what, const void* send, void* comm) {
   return std::string(what) + " " + std::to_string(reinterpret_cast<std::uintptr_t>(send)) + " on " +
@@ -60,12 +69,16 @@ EchoTpNccl fake_nccl() {
 class RecordingBackend final : public Backend {
  public:
   RecordingBackend(void* comm, int ranks) : comm_(comm), ranks_(ranks) { ++live_backends; }
-  ~RecordingBackend() override { --live_backends; }
+  ~RecordingBackend() override {
+    --live_backends;
+    if (during_free) during_free();
+  }
   Status prepare(SetupRecord& mine) noexcept override {
     mine.chunk_elements = 1 << 20;
     return Unit{};
   }
   Status exchange(const SetupRecord& mine, std::span<SetupRecord> all, double) noexcept override {
+    if (during_exchange) during_exchange();
     if (!next_exchange) return next_exchange;
     for (int rank = 0; rank < ranks_; ++rank) {
       all[static_cast<std::size_t>(rank)] = mine;
@@ -92,6 +105,7 @@ class RecordingBackend final : public Backend {
                      std::to_string(reinterpret_cast<std::uintptr_t>(other)));
     return 0;
   }
+  void end() noexcept override { ended.push_back(comm_); }
   BackendFacts facts() const noexcept override { return {}; }
   bool idle() noexcept override { return true; }
 
@@ -128,6 +142,13 @@ struct Bed {
     reserved = 0;
     next_comm_ranks = 2;
     stream_captures = false;
+    ended.clear();
+    during_exchange = nullptr;
+    during_free = nullptr;
+  }
+  ~Bed() {
+    during_exchange = nullptr;
+    during_free = nullptr;
   }
 
   static void* pointer(std::uintptr_t value) {
@@ -146,18 +167,19 @@ struct Bed {
     return engine->all_reduce(&nccl, pointer(send), pointer(send), count, dtype, op, comm, pointer(stream));
   }
 
-  CommunicatorReceipt receipt_of(void* comm) {
+  /// What the receipt says of the communicator that made so many calls: the only one that did.
+  CommunicatorReceipt receipt_of(void* comm, std::int64_t calls) {
     engine->comm_ending(comm, 0);
     std::vector<std::string> problems;
     const std::vector<Receipt> receipts = read_receipts(directory(), problems);
     REQUIRE(problems.empty());
     REQUIRE(receipts.size() == 1);
-    // Live communicators come after ended ones, in no order: the one that ended last is the last ended.
     const auto& all = receipts[0].communicators;
-    const CommunicatorReceipt* found = nullptr;
-    for (const auto& one : all)
-      if (one.calls > 0) found = &one;
-    REQUIRE(found);
+    // The communicator that ended last is the last of the ended ones, and those come first.
+    const auto found = std::find_if(all.rbegin(), all.rend(), [&](const CommunicatorReceipt& one) {
+      return one.rank >= 0 && one.calls == calls;
+    });
+    REQUIRE(found != all.rend());
     return *found;
   }
 };
@@ -267,6 +289,139 @@ TEST_CASE("engine: a mixed group goes to NCCL whole and in order") {
   CHECK(events == std::vector<std::string>{"start", "end", on("echo", 9, comm)});
 }
 
+TEST_CASE("engine: what only some ranks see in a group has no say") {
+  Bed bed;
+  void* comm = bed.communicator();
+  void* elsewhere = bed.communicator();
+  const std::vector<std::string> compressed = {"start", "theirs", "end", on("echo", 1, comm),
+                                               on("echo", 2, comm)};
+  bed.engine->group_start(&bed.nccl);
+  bed.all_reduce(comm, 1);
+  SUBCASE("a send on the same communicator") {
+    bed.engine->other(&bed.nccl, comm, ECHO_TP_OTHER_SEND, 10);
+    events.push_back("theirs");
+  }
+  SUBCASE("a receive on the same communicator") {
+    bed.engine->other(&bed.nccl, comm, ECHO_TP_OTHER_RECV, 10);
+    events.push_back("theirs");
+  }
+  SUBCASE("a collective on another communicator") {
+    bed.engine->other(&bed.nccl, elsewhere, ECHO_TP_OTHER_ALL_GATHER, 10);
+    events.push_back("theirs");
+  }
+  SUBCASE("a small all-reduce on another communicator") {
+    bed.all_reduce(elsewhere, 7, 16);
+    CHECK(events.back() == on("nccl", 7, elsewhere));
+    events.back() = "theirs";
+  }
+  SUBCASE("an all-reduce on a communicator nobody announced") {
+    bed.all_reduce(Bed::pointer(7), 7);
+    events.back() = "theirs";
+  }
+  bed.all_reduce(comm, 2);
+  bed.engine->group_end(&bed.nccl);
+  CHECK(events == compressed);
+}
+
+TEST_CASE("engine: each communicator of a group is judged by its own calls") {
+  Bed bed;
+  void* pure = bed.communicator();
+  void* mixed = bed.communicator();
+  bed.engine->group_start(&bed.nccl);
+  bed.all_reduce(pure, 1);
+  bed.all_reduce(mixed, 2);
+  bed.all_reduce(mixed, 3, 16);
+  bed.all_reduce(pure, 4);
+  bed.all_reduce(mixed, 5);
+  bed.engine->group_end(&bed.nccl);
+  CHECK(events == std::vector<std::string>{"start", on("nccl", 2, mixed), on("nccl", 3, mixed),
+                                           on("nccl", 5, mixed), "end", on("echo", 1, pure),
+                                           on("echo", 4, pure)});
+}
+
+TEST_CASE("engine: a simulated group goes to NCCL whole") {
+  Bed bed;
+  void* first = bed.communicator();
+  void* second = bed.communicator();
+  bed.engine->group_start(&bed.nccl);
+  bed.all_reduce(first, 1);
+  bed.all_reduce(second, 2);
+  bed.engine->other(&bed.nccl, nullptr, ECHO_TP_OTHER_CREATE, 0);
+  bed.engine->group_end(&bed.nccl);
+  CHECK(events == std::vector<std::string>{"start", on("nccl", 1, first), on("nccl", 2, second), "end"});
+}
+
+TEST_CASE("engine: calls held for a communicator that is aborted meanwhile touch it no more") {
+  Bed bed;
+  void* comm = bed.communicator();
+  bed.engine->group_start(&bed.nccl);
+  bed.all_reduce(comm, 1);
+  std::thread([&] { bed.engine->comm_ending(comm, 1); }).join();  // a watchdog
+  CHECK(ended == std::vector<void*>{comm});
+  next_comm_ranks = 1;
+  bed.communicator();  // collects the ended one
+  CHECK(bed.engine->group_end(&bed.nccl) == kNcclInvalidUsage);
+  CHECK(events == std::vector<std::string>{"start", "end"});
+}
+
+TEST_CASE("engine: a vote that fails at the first call leaves the communicator for the job to abort") {
+  Bed bed;
+  void* comm = bed.communicator();
+  next_exchange = Error{ErrorCode::kSystem, "not every rank answered within 1 s", ""};
+  CHECK(bed.all_reduce(comm, 1) == kNcclSystemError);
+  CHECK(events.empty());
+  std::vector<std::string> forwarded;
+  for (int call = 2; call < 19; ++call) {
+    CHECK(bed.all_reduce(comm, static_cast<std::uintptr_t>(call)) == 0);
+    forwarded.push_back(on("nccl", call, comm));
+  }
+  CHECK(events == forwarded);  // no abort: NCCL tells what is wrong
+  CHECK(bed.receipt_of(comm, 17).off == "communicator_error");
+}
+
+TEST_CASE("engine: a watchdog can abort while the first call waits for its peers") {
+  Bed bed;
+  void* comm = bed.communicator();
+  bool in_time = false;
+  during_exchange = [&] {
+    std::promise<void> done;
+    std::thread watchdog([&] { bed.engine->comm_ending(comm, 1), done.set_value(); });
+    in_time = done.get_future().wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+    during_exchange = nullptr;
+    if (in_time) next_exchange = Error{ErrorCode::kSystem, "the communicator was aborted meanwhile", ""};
+    in_time ? watchdog.join() : watchdog.detach();
+  };
+  CHECK(bed.all_reduce(comm, 1) == kNcclSystemError);
+  CHECK(in_time);
+  CHECK(ended == std::vector<void*>{comm});
+  CHECK(events.empty());
+}
+
+TEST_CASE("engine: other communicators work on while the memory of an ended one is freed") {
+  Bed bed;
+  void* gone = bed.communicator();
+  void* alive = bed.communicator();
+  bed.engine->comm_ending(gone, 0);
+  int frees = 0;
+  bool in_time = true;
+  during_free = [&] {  // as cudaFree behind a kernel that never ends
+    if (frees++ > 0) return;
+    auto done = std::make_shared<std::promise<void>>();
+    auto future = done->get_future();
+    std::thread watchdog([&bed, alive, done] {
+      bed.all_reduce(alive, 1);
+      bed.engine->comm_ending(alive, 1);
+      done->set_value();
+    });
+    in_time = future.wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+    in_time ? watchdog.join() : watchdog.detach();
+  };
+  next_comm_ranks = 1;
+  bed.communicator();
+  CHECK(frees > 0);
+  CHECK(in_time);
+}
+
 TEST_CASE("engine: streams of one group wait for each other before and after") {
   Bed bed;
   void* comm = bed.communicator();
@@ -344,6 +499,23 @@ TEST_CASE("engine: the receipt counts calls, reasons and bytes") {
   CHECK(found->by_bytes.at(32).compressed == 0);
 }
 
+TEST_CASE("engine: sizes that no integer holds and sizes without end still make a readable receipt") {
+  Bed bed;
+  void* comm = bed.communicator();
+  bed.all_reduce(comm, 1, std::numeric_limits<std::size_t>::max(), kInt32);
+  bed.all_reduce(comm, 1, std::size_t{1} << 62, kInt32);
+  for (std::size_t count = 1; count <= 5000; ++count) bed.all_reduce(comm, 1, count);
+  const CommunicatorReceipt receipt = bed.receipt_of(comm, 5002);
+  CHECK(receipt.by_bytes.size() < 300);
+  std::int64_t calls = 0;
+  for (const auto& [bytes, size] : receipt.by_bytes) {
+    CHECK(bytes > 0);
+    calls += size.calls;
+  }
+  CHECK(calls == 5002);
+  CHECK(receipt.by_bytes.at(20).calls == 1);
+}
+
 TEST_CASE("engine: scratch is allocated at the first eligible call and never in a capture") {
   Bed bed;
   void* comm = bed.communicator();
@@ -373,6 +545,15 @@ TEST_CASE("engine: a rank without memory for the scratch turns compression off, 
   CHECK(reserved == 1);
 }
 
+TEST_CASE("vote: a communicator's names may differ as long as they fit the same rules") {
+  Policy policy;
+  policy.rules.resize(2);
+  CHECK(name_rules(policy, "a") == name_rules(policy, "b"));
+  policy.rules[0].match.communicator_name = "TP*";
+  CHECK(name_rules(policy, "TP0") == name_rules(policy, "TP1"));
+  CHECK(name_rules(policy, "TP0") != name_rules(policy, "DP0"));
+}
+
 TEST_CASE("vote: every difference is named with its rank") {
   SetupRecord a = local_record(1);
   a.ok = 1;
@@ -392,6 +573,10 @@ TEST_CASE("vote: every difference is named with its rank") {
   c.ok = 0;
   set_text(c.why_not, "out of memory");
   CHECK(judge(c).detail.find("out of memory") != std::string::npos);
+  c = b;
+  c.name_rules = 1;
+  CHECK(judge(c).off == Reason::kVotedOff);
+  CHECK(judge(c).detail.find("name") != std::string::npos);
   c = b;
   c.chunk_elements = 128;
   CHECK(judge(c).off == Reason::kVotedOff);

@@ -181,14 +181,14 @@ TEST_CASE("one communicator in a group is announced after the outermost end") {
   }
 }
 
-TEST_CASE("several communicators in a group are announced as many, and as other work inside a group") {
+TEST_CASE("several communicators in a group are announced as many, and leave the group's all-reduces alone") {
   const Outcome outcome = linked("group_two");
   CAPTURE(outcome.text());
   CHECK(outcome.code == 0);
   CHECK(creations(outcome) ==
         Lines{"comm=1 how=many name=-", "comm=2 how=many name=-", "comm=3 how=blocking name=-"});
-  CHECK(outcome.lines("engine other") == Lines{"engine other comm=0 kind=9 count=0 nccl=22809"});
-  CHECK(outcome.index("engine other") > outcome.index("engine all_reduce"));
+  // Their other ranks may know nothing of these communicators.
+  CHECK(outcome.lines("engine other").empty());
 }
 
 TEST_CASE("after a failed group nothing is announced, and an unmatched end is NCCL's business") {
@@ -292,7 +292,8 @@ TEST_CASE("another thread aborts while a launch hangs") {
 }
 
 TEST_CASE("first communicators of several threads at once open one engine") {
-  const Outcome outcome = linked("threads", {{"FAKE_ENGINE_OPEN_MS", "200"}, {"FAKE_ENGINE_CREATE_MS", "200"}});
+  const Outcome outcome =
+      linked("threads", {{"FAKE_ENGINE_OPEN_MS", "200"}, {"FAKE_ENGINE_CREATE_MS", "200"}});
   CAPTURE(outcome.text());
   CHECK(outcome.code == 0);
   CHECK(outcome.lines("engine open").size() == 1);
