@@ -58,6 +58,17 @@ done
 check "run: captured in a CUDA graph" run_job "$work/graph.json" 2 --mode decode --decode-tokens 256 --graph --check-finite
 check "run: captured calls were compressed" holds "$work/graph.json" "any(c['captured'] > 0 for p in d['processes'] for c in p['communicators'])"
 
+# Replays, eager calls, streams and threads mixed on one communicator; chunks small enough that the larger messages are
+# pipelined. A pass of that job has four calls.
+sed 's/"compensation"/"pass": {"calls": 4}, &/' "$work/policy.json" >"$work/passes.json"
+for n in 2 4; do
+  check "run: $n ranks, graph replays and eager calls in any order give the same bits" \
+    env ECHO_TP_CHUNK_ELEMENTS=65536 timeout 300 "$echo_tp" run --policy "$work/passes.json" --report "$work/mixed$n.json" --force --require -- \
+    "$ranks" "$n" -- "$build/bin/graph-job"
+  check "run: $n ranks, captured calls were compressed and compensated" holds "$work/mixed$n.json" \
+    "all(c['captured'] > 0 and c['uncompensated'] == 0 for p in d['processes'] for c in p['communicators']) and len(d['processes']) == $n"
+done
+
 check "profile: records the job" timeout 150 "$echo_tp" profile -o "$work/job.echoprof" -- "$ranks" 2 -- "$job" "${tiny[@]}" --mode prefill
 check "profile: show reads it" bash -c "'$echo_tp' show '$work/job.echoprof' --json >'$work/show.json'"
 check "estimate: answers from it" bash -c "'$echo_tp' estimate '$work/job.echoprof' --json >'$work/estimate.json'"
