@@ -65,7 +65,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// Fills the GPU part of this rank's record and allocates the transport's scratch. An error becomes a "no"
+  /// Fills the GPU part of this rank's record and loads the kernels. An error becomes a "no"
   /// vote.
   virtual Status prepare(SetupRecord& mine) noexcept = 0;
 
@@ -78,7 +78,8 @@ class Backend {
 
   /// Allocates the transport's scratch: at the first call that is to be compressed, because most
   /// communicators of a job never have one. Not inside a capture. An error becomes a "no" vote.
-  virtual Status reserve() noexcept = 0;
+  /// `widest_bits` is the widest code that the policy can ask for.
+  virtual Status reserve(int widest_bits) noexcept = 0;
 
   virtual CaptureInfo capture(void* stream) noexcept = 0;
 

@@ -120,15 +120,15 @@ class CudaBackend final : public Backend {
     if (error != cudaSuccess) return cuda_error("loading kernels", error);
     // Before the first vote: a rank that had no memory left for the self-test would miss from its calls.
     error = cudaMalloc(reinterpret_cast<void**>(&test_values_), sizeof(float) * test_count());
-    if (error == cudaSuccess) error = test_transport_->allocate(static_cast<std::int64_t>(test_count()));
+    if (error == cudaSuccess) error = test_transport_->allocate(static_cast<std::int64_t>(test_count()), 4);
     if (error != cudaSuccess) return cuda_error("allocating for the self-test", error);
     return Unit{};
   }
 
-  Status reserve() noexcept override {
+  Status reserve(int widest_bits) noexcept override {
     const ScopedContext scope(context_);
     const RelaxedCapture relaxed;
-    const cudaError_t error = transport_->allocate(chunk_elements_);
+    const cudaError_t error = transport_->allocate(chunk_elements_, widest_bits);
     if (error != cudaSuccess) return cuda_error("allocating scratch", error);
     return Unit{};
   }

@@ -230,7 +230,7 @@ class Engine {
 
   /// The second half of set-up, at the first eligible call: every rank is in that same call.
   int reserve(KnownCommunicator& entry) {
-    const int result = vote_round(entry, entry.backend->reserve());
+    const int result = vote_round(entry, entry.backend->reserve(widest_bits(policy_)));
     entry.reserved = result == kNcclSuccess && entry.off == Reason::kCompressed;
     return result;
   }

@@ -39,8 +39,8 @@ std::string why_not(const PolicyMatch& match, const CallFacts& facts, unsigned u
                           : bytes + " is below min_bytes " + std::to_string(match.min_bytes) +
                                 (match.min_bytes_auto ? " (auto)" : ""));
   add(kUnmetMaxBytes, bytes + " is above max_bytes " + std::to_string(match.max_bytes.value_or(0)));
-  add(kUnmetRanks, std::to_string(facts.ranks) + " ranks is not within " + std::to_string(match.min_ranks) +
-                       " to " + std::to_string(match.max_ranks));
+  add(kUnmetRanks, std::to_string(facts.ranks) + (facts.ranks == 1 ? " rank" : " ranks") + " is not within " +
+                       std::to_string(match.min_ranks) + " to " + std::to_string(match.max_ranks));
   add(kUnmetName, "communicator " + quoted(facts.communicator_name) + " does not match " +
                       quoted(match.communicator_name));
   add(kUnmetCapture, "inside CUDA graph capture, and capture is false");
@@ -108,6 +108,14 @@ Codec codec_of(const PolicyRule& rule, bool last_call) noexcept {
   Codec codec = rule.codec;
   if (last_call && rule.pass.last_call_bits) codec.bits = codec.first_leg_bits = *rule.pass.last_call_bits;
   return codec;
+}
+
+int widest_bits(const Policy& policy) noexcept {
+  int widest = 4;
+  for (const PolicyRule& rule : policy.rules)
+    widest =
+        std::max({widest, rule.codec.bits, rule.codec.first_leg_bits, rule.pass.last_call_bits.value_or(4)});
+  return widest;
 }
 
 int match_policy(const Policy& policy, const CallFacts& facts) noexcept {

@@ -73,6 +73,9 @@ struct CallFacts {
 /// How a call of this rule travels; `last_call`: it is the last of its pass.
 Codec codec_of(const PolicyRule& rule, bool last_call) noexcept;
 
+/// The widest code, in bits, that any rule can put on the wire; 4 for a policy without rules.
+int widest_bits(const Policy& policy) noexcept;
+
 /// Index of the first rule that matches, or -1.
 int match_policy(const Policy& policy, const CallFacts& facts) noexcept;
 

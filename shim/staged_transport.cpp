@@ -40,12 +40,12 @@ StagedTransport::~StagedTransport() {
   if (memory_) cudaFree(memory_);
 }
 
-cudaError_t StagedTransport::allocate(std::int64_t chunk_elements) noexcept {
+cudaError_t StagedTransport::allocate(std::int64_t chunk_elements, int widest_bits) noexcept {
   const std::int64_t round = static_cast<std::int64_t>(ranks_) * kTileElements;
   chunk_elements_ = (chunk_elements + round - 1) / round * round;
-  // 8 bits in groups of 32 are the most: whatever the rule's codec is, it fits.
-  constexpr Codec kLargest{.bits = 8, .group = 32, .first_leg_bits = 8};
-  const std::int64_t segments = ranks_ * segment_bytes(chunk_elements_, ranks_, kLargest, Leg::kFirst);
+  // Groups of 32 have the most scales: whatever the rule's group is, it fits.
+  const Codec largest{.bits = widest_bits, .group = 32, .first_leg_bits = widest_bits};
+  const std::int64_t segments = ranks_ * segment_bytes(chunk_elements_, ranks_, largest, Leg::kFirst);
   scratch_bytes_ = segments * 3 * kSlots;
   cudaError_t error = cudaMalloc(&memory_, static_cast<std::size_t>(scratch_bytes_));
   auto* next = static_cast<std::uint8_t*>(memory_);

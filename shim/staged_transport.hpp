@@ -36,7 +36,8 @@ class StagedTransport {
   ~StagedTransport();
 
   /// Allocates the scratch. `chunk_elements` is rounded up to whole rounds of tiles.
-  cudaError_t allocate(std::int64_t chunk_elements) noexcept;
+  /// `widest_bits` is the widest code of any call to come.
+  cudaError_t allocate(std::int64_t chunk_elements, int widest_bits) noexcept;
 
   /// Enqueues one all-reduce on `stream`. `args` carries everything but the slot's buffers and the chunk's
   /// place. Returns an ncclResult_t. No allocation, no host wait: may run inside a capture.

@@ -88,7 +88,7 @@ class RecordingBackend final : public Backend {
     return Unit{};
   }
   Status self_test(double) noexcept override { return Unit{}; }
-  Status reserve() noexcept override {
+  Status reserve(int) noexcept override {
     ++reserved;
     return next_reserve;
   }

@@ -504,3 +504,15 @@ TEST_CASE("policy: every policy that is shipped is valid") {
   CHECK(match_policy(*policy, {.count = 1 << 19, .ranks = 2}) == 0);
   CHECK(match_policy(*policy, {.count = (1 << 19) - 1, .ranks = 2}) == -1);
 }
+
+TEST_CASE("policy: the widest code of any rule, leg or last call decides the transport's scratch") {
+  Policy policy;
+  CHECK(widest_bits(policy) == 4);
+  policy.rules.resize(2);
+  CHECK(widest_bits(policy) == 4);
+  policy.rules[1].codec.first_leg_bits = 8;
+  CHECK(widest_bits(policy) == 8);
+  policy.rules[1].codec.first_leg_bits = 4;
+  policy.rules[0].pass.last_call_bits = 8;
+  CHECK(widest_bits(policy) == 8);
+}
