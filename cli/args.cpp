@@ -25,6 +25,19 @@ std::string list_of(const std::vector<std::string>& words) {
   return out;
 }
 
+// CLI11's complaints in our words: which option, and what is wrong with it.
+Error parse_error(const CLI::ParseError& error) {
+  const std::string text = error.what();
+  const std::string name = text.substr(0, text.find(": "));
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr && name.starts_with('-'))
+    return {ErrorCode::kBadInput, text.ends_with("missing") ? "needs a value" : "is given twice", name};
+  if (text.ends_with("disallowed flag override")) {
+    const std::string option = text.substr(0, text.find(' '));
+    return {ErrorCode::kBadInput, "takes no value", (option.size() == 1 ? "-" : "--") + option};
+  }
+  return {ErrorCode::kBadInput, text, ""};
+}
+
 // The longest of "-o,--output".
 std::string long_name(const std::string& names) {
   return names.substr(names.rfind(',') == std::string::npos ? 0 : names.rfind(',') + 1);
@@ -54,9 +67,9 @@ struct OptionSet::Parts {
       : command(which), app(which.summary, std::string("echo-tp ") + which.name) {
     app.set_help_flag();
     app.allow_extras();
-    app.add_flag("-h,--help", help);
-    app.add_flag("-q,--quiet", quiet);
-    app.add_flag("--list-options", list);
+    app.add_flag("-h,--help", help)->disable_flag_override();
+    app.add_flag("-q,--quiet", quiet)->disable_flag_override();
+    app.add_flag("--list-options", list)->disable_flag_override();
     app.add_option("--color", colour);
   }
 
@@ -64,6 +77,7 @@ struct OptionSet::Parts {
   std::string& held(const std::string& names) {
     strings.emplace_back();
     app.add_option(names, strings.back());
+    words.emplace_back(names, [value = &strings.back()] { return std::vector<std::string>{*value}; });
     return strings.back();
   }
   bool given(const std::string& names) const { return app.count(long_name(names)) > 0; }
@@ -77,12 +91,27 @@ struct OptionSet::Parts {
     return names;
   }
 
+  // "-p --mode observe": CLI11 takes "--mode" for the value of -p.
+  std::optional<Error> swallowed_option() const {
+    const std::vector<std::string> names = option_names();
+    for (const auto& [name, values] : words) {
+      for (const std::string& value : values()) {
+        if (std::find(names.begin(), names.end(), value) != names.end())
+          return Error{ErrorCode::kBadInput, "needs a value, but '" + value + "' follows it",
+                       long_name(name)};
+      }
+    }
+    return std::nullopt;
+  }
+
   const Command& command;
   CLI::App app;
   std::deque<std::string> strings;
+  std::vector<std::pair<std::string, std::function<std::vector<std::string>()>>> words;  // values as given
   std::vector<std::function<Status()>> checks;
   std::vector<std::pair<std::string, std::optional<std::string>*>> positionals;
   JsonTarget* json = nullptr;
+  std::string json_path;
   bool help = false, quiet = false, list = false;
   std::string colour;
 };
@@ -91,7 +120,7 @@ OptionSet::OptionSet(const Command& command) : parts_(std::make_unique<Parts>(co
 OptionSet::~OptionSet() = default;
 
 void OptionSet::flag(const std::string& names, bool& value) {
-  parts_->app.add_flag(names, value);
+  parts_->app.add_flag(names, value)->disable_flag_override();
 }
 
 void OptionSet::text(const std::string& names, std::optional<std::string>& value) {
@@ -105,6 +134,7 @@ void OptionSet::text(const std::string& names, std::optional<std::string>& value
 void OptionSet::texts(const std::string& names, std::vector<std::string>& values) {
   // One word each time: a list would swallow what follows.
   parts_->app.add_option(names, values)->expected(1)->allow_extra_args(false)->take_all();
+  parts_->words.emplace_back(names, [&values] { return values; });
 }
 
 void OptionSet::integer(const std::string& names, std::optional<std::int64_t>& value, std::int64_t low,
@@ -143,7 +173,7 @@ void OptionSet::bytes(const std::string& names, std::optional<std::int64_t>& val
     if (!parts_->given(names)) return Unit{};
     value = parse_bytes(held);
     if (!value)
-      return Error{ErrorCode::kBadInput, "'" + held + "' is not a size; expected bytes such as 65536 or 4MiB",
+      return Error{ErrorCode::kBadInput, "'" + held + "' is not a size; expected " + kSizeForm,
                    long_name(names)};
     return Unit{};
   });
@@ -151,7 +181,12 @@ void OptionSet::bytes(const std::string& names, std::optional<std::int64_t>& val
 
 void OptionSet::json(JsonTarget& target) {
   parts_->json = &target;
-  parts_->app.add_option("--json", target.path)->expected(0, 1);
+  // A flag, not an option: "estimate --json job.echoprof" must not take the profile for a file to write.
+  parts_->app.add_flag("--json{-}", parts_->json_path);
+}
+
+void OptionSet::json_on_stdout(bool& value) {
+  parts_->app.add_flag("--json", value)->disable_flag_override();
 }
 
 void OptionSet::positional(const std::string& what, std::optional<std::string>& value) {
@@ -168,8 +203,9 @@ std::optional<int> OptionSet::parse(Session& session) {
   try {
     parts_->app.parse(words);
   } catch (const CLI::ParseError& error) {
-    return refuse(error.what());
+    return fail(session, command, parse_error(error));
   }
+  if (const auto error = parts_->swallowed_option()) return fail(session, command, *error);
 
   if (parts_->help) {
     session.terminal->out(command.help);
@@ -209,20 +245,23 @@ std::optional<int> OptionSet::parse(Session& session) {
     return refuse("put -- before the job's command: " + shell_line(fixed));
   }
 
+  if (!command.launches) extras.insert(extras.end(), session.job.begin(), session.job.end());
   for (auto& [what, value] : parts_->positionals) {
     if (extras.empty()) break;
     *value = extras.front();
     extras.erase(extras.begin());
   }
   if (JsonTarget* json = parts_->json; json && parts_->app.count("--json") > 0) {
-    // "estimate --json job.echoprof": the word is the argument that is missing, not a file to write.
-    const auto missing = std::find_if(parts_->positionals.begin(), parts_->positionals.end(),
-                                      [](const auto& p) { return !*p.second; });
-    if (!json->path.empty() && missing != parts_->positionals.end())
-      *missing->second = std::exchange(json->path, "");
-    json->to_stdout = json->path.empty();
+    json->to_stdout = parts_->json_path.empty() || parts_->json_path == "-";
+    json->path = json->to_stdout ? "" : parts_->json_path;
   }
-  if (!extras.empty()) return refuse("one argument too many: '" + extras.front() + "'", command.name);
+  if (!extras.empty()) {
+    return refuse("one argument too many: '" + extras.front() + "'" +
+                      (parts_->json && parts_->json->to_stdout
+                           ? "; if --json is to write it: " + shell_word("--json=" + extras.front())
+                           : ""),
+                  command.name);
+  }
   for (const auto& check : parts_->checks) {
     if (const Status status = check(); !status) return fail(session, command, status.error());
   }
@@ -236,7 +275,6 @@ std::optional<int> OptionSet::parse(Session& session) {
                                           std::string(command.name) + " -- torchrun serve.py",
                   command.name);
   }
-  if (!command.launches && session.separator) return refuse("takes no -- and no command", command.name);
   return std::nullopt;
 }
 

@@ -28,7 +28,8 @@ SplitWords split_words(const std::vector<std::string>& words);
 std::string unknown_word(std::string_view kind, std::string_view word,
                          const std::vector<std::string>& candidates);
 
-/// Where a report goes: --json alone writes to stdout, --json FILE to a file.
+/// Where a report goes: --json writes to stdout, --json=FILE to a file. A word after --json is never its
+/// file.
 struct JsonTarget {
   bool to_stdout = false;
   std::string path;  // empty: no file
@@ -55,8 +56,12 @@ class OptionSet {
   void choice(const std::string& names, std::optional<std::string>& value, std::vector<std::string> choices);
   /// Bytes such as "4MiB".
   void bytes(const std::string& names, std::optional<std::int64_t>& value);
+  /// --json, and --json=FILE.
   void json(JsonTarget& target);
-  /// An argument without a name; `what` stands in messages ("PROFILE"). At most two, in this order.
+  /// --json alone, for commands that only print their document.
+  void json_on_stdout(bool& value);
+  /// An argument without a name; `what` stands in messages ("PROFILE"). At most two, in this order. What
+  /// follows a "--" is such an argument, whatever it starts with.
   void positional(const std::string& what, std::optional<std::string>& value);
 
   /// Parses session.own. An exit code when there is nothing left to do: help was printed, or an error.

@@ -2,6 +2,7 @@
 // Files that we find, name and make.
 #include "cli/artifacts.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "cli/text.hpp"
+
 namespace echotp {
 namespace fs = std::filesystem;
 namespace {
@@ -20,6 +23,41 @@ namespace {
 std::string make_folder(const std::string& parent) {
   std::string pattern = parent + "/.echo-tp-XXXXXX";
   return ::mkdtemp(pattern.data()) ? pattern : "";
+}
+
+// Where this executable was built, if it still is there.
+std::string build_folder(const fs::path& prefix) {
+#ifdef ECHO_TP_BUILD_TREE
+  if (prefix == fs::path(ECHO_TP_BUILD_TREE)) return prefix.string();
+#endif
+  return "";
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code failed;
+  return absolute_path(a) == absolute_path(b) || fs::equivalent(a, b, failed);
+}
+
+Status claim_output(const std::string& path, bool force) {
+  std::error_code failed;
+  const auto refused = [&](std::string what) { return Error{ErrorCode::kBadInput, std::move(what), path}; };
+  if (path == "-")
+    return refused("is not a file name; standard output is for --json alone, and a file of this name is ./-");
+  if (path.back() == '/' || fs::is_directory(path, failed))
+    return refused("is a folder; expected a file name");
+  const std::string folder = folder_of(path);
+  if (!fs::is_directory(folder, failed)) return refused("its folder is not there: " + folder);
+  const bool taken = fs::exists(fs::symlink_status(path, failed));
+  if (taken && !fs::is_regular_file(path, failed))
+    return refused("is not a plain file, and would be replaced");
+  if (taken && !force) return refused("exists already; --force overwrites it");
+  // Rights alone don't tell: the folder may be of a kind that takes no files.
+  const std::string probe = path + "." + std::to_string(::getpid()) + ".probe";
+  const int file = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (file < 0) return refused(std::string("can't be written: ") + std::strerror(errno));
+  ::close(file);
+  ::unlink(probe.c_str());
+  return Unit{};
 }
 
 }  // namespace
@@ -37,8 +75,7 @@ Installation find_installation() {
   out.share = (prefix / "share" / "echo-tp").string();
 #ifdef ECHO_TP_SOURCE_SHARE
   // Only the build tree has no share of its own.
-  if (!fs::is_directory(out.share, failed) && prefix == fs::path(ECHO_TP_BUILD_TREE))
-    out.share = ECHO_TP_SOURCE_SHARE;
+  if (!fs::is_directory(out.share, failed) && !build_folder(prefix).empty()) out.share = ECHO_TP_SOURCE_SHARE;
 #endif
   return out;
 }
@@ -50,11 +87,15 @@ bool is_file(const std::string& path) {
 
 Status need_file(const std::string& path, const std::string& what) {
   if (is_file(path)) return Unit{};
-  return Error{
-      ErrorCode::kSystem,
-      "not there: this echo-tp was built without a CUDA toolkit, or was moved without its lib folder; " +
-          what + " needs it",
-      path};
+  std::error_code failed;
+  const std::string folder =
+      build_folder(fs::read_symlink("/proc/self/exe", failed).parent_path().parent_path());
+  const std::string all = "cmake --build " + (folder.empty() ? "BUILD_FOLDER" : shell_word(folder));
+  return Error{ErrorCode::kSystem,
+               "not there, and " + what + " needs it: only the target echo-tp was built (" + all +
+                   " builds all), or without a CUDA toolkit" +
+                   (folder.empty() ? ", or echo-tp was moved without its lib folder" : ""),
+               path};
 }
 
 std::string default_name(const std::string& stem, const std::string& extension) {
@@ -70,19 +111,33 @@ std::string default_name(const std::string& stem, const std::string& extension) 
   return path;
 }
 
-Status claim_output(const std::string& path, bool force) {
-  std::error_code failed;
-  if (path.empty()) return Error{ErrorCode::kBadInput, "an empty file name", ""};
-  if (path.back() == '/' || fs::is_directory(path, failed))
-    return Error{ErrorCode::kBadInput, "is a folder; give a file name in it", path};
-  if (fs::exists(path, failed) && !force)
-    return Error{ErrorCode::kBadInput, "exists already; --force overwrites it", path};
-  fs::create_directories(folder_of(path), failed);
-  if (failed) return Error{ErrorCode::kBadInput, "its folder can't be made: " + failed.message(), path};
-  if (::access(folder_of(path).c_str(), W_OK) != 0)
-    return Error{ErrorCode::kBadInput, std::string("its folder can't be written to: ") + std::strerror(errno),
-                 path};
+Status claim_outputs(const std::vector<NamedFile>& outputs, const std::vector<NamedFile>& inputs,
+                     bool force) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const NamedFile& output = outputs[i];
+    if (output.path.empty()) continue;
+    for (const NamedFile& input : inputs) {
+      if (!input.path.empty() && same_file(output.path, input.path))
+        return Error{ErrorCode::kBadInput, output.option + " would overwrite what " + input.option + " reads",
+                     output.path};
+    }
+    for (std::size_t k = 0; k < i; ++k) {
+      if (!outputs[k].path.empty() && same_file(output.path, outputs[k].path))
+        return Error{ErrorCode::kBadInput,
+                     outputs[k].option + " and " + output.option + " name the same file", output.path};
+    }
+  }
+  for (const NamedFile& output : outputs) {
+    if (output.path.empty()) continue;
+    if (Status status = claim_output(output.path, force); !status) return status;
+  }
   return Unit{};
+}
+
+Status refuse_folder(const std::string& path) {
+  std::error_code failed;
+  if (!fs::is_directory(path, failed)) return Unit{};
+  return Error{ErrorCode::kBadInput, "is a folder; expected a file", path};
 }
 
 std::string absolute_path(const std::string& path) {

@@ -23,16 +23,26 @@ Installation find_installation();
 /// True for a regular file that can be read.
 bool is_file(const std::string& path);
 
-/// kSystem error that names the missing file and why it may be missing.
+/// kSystem error that names the missing file, why it may be missing and the command that builds it.
 Status need_file(const std::string& path, const std::string& what);
 
 /// "<stem>-20261201T143207Z<extension>", with "-2", "-3" ... put before the extension while that name is
 /// taken.
 std::string default_name(const std::string& stem, const std::string& extension);
 
-/// Checks that `path` can become a file: makes its folders; refuses a folder, and an existing file unless
-/// `force`.
-Status claim_output(const std::string& path, bool force);
+/// A file of a command line, and the option or argument that named it. An empty path: not given.
+struct NamedFile {
+  std::string option;
+  std::string path;
+};
+
+/// Checks before the work that every output can be written in the end, by making a file beside it. Refuses a
+/// folder, one that is not there, anything but a plain file, an existing file unless `force`; and whatever
+/// `force` says, one that is among `inputs`, or two that are the same.
+Status claim_outputs(const std::vector<NamedFile>& outputs, const std::vector<NamedFile>& inputs, bool force);
+
+/// An error for a folder in place of a file to read; what else may be wrong is for the reader to say.
+Status refuse_folder(const std::string& path);
 
 /// `path` made absolute, links resolved where they exist.
 std::string absolute_path(const std::string& path);

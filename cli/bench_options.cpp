@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <string_view>
 #include <utility>
 
 #include "shim/units.hpp"
@@ -22,15 +21,21 @@ bool read_number(std::string_view text, T& value) {
   return rc == std::errc() && end == text.data() + text.size();
 }
 
-Result<std::vector<std::int64_t>> read_sizes(std::string_view list, int element) {
+}  // namespace
+
+Result<std::vector<std::int64_t>> read_bench_sizes(std::string_view list, int element) {
   std::vector<std::int64_t> sizes;
   for (std::size_t start = 0; start <= list.size();) {
     const std::size_t comma = std::min(list.find(',', start), list.size());
     const std::string_view word = list.substr(start, comma - start);
     const auto bytes = parse_bytes(word);
-    if (!bytes || *bytes <= 0 || *bytes % element != 0)
-      return bad("--sizes", "'" + std::string(word) + "' is not a size in whole elements of " +
-                                std::to_string(element) + " bytes; expected a list such as 1MiB,64MiB");
+    const std::string quoted = "'" + std::string(word) + "'";
+    if (!bytes || *bytes <= 0)
+      return bad("--sizes",
+                 quoted + " is not a size; expected " + kSizeForm + ", several with commas between");
+    if (*bytes % element != 0)
+      return bad("--sizes",
+                 quoted + " is not a whole number of elements of " + std::to_string(element) + " bytes");
     sizes.push_back(*bytes);
     start = comma + 1;
   }
@@ -38,8 +43,6 @@ Result<std::vector<std::int64_t>> read_sizes(std::string_view list, int element)
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   return sizes;
 }
-
-}  // namespace
 
 std::string bench_usage() {
   return R"(usage: echo-tp-bench-worker --sizes LIST --output FILE [options]      (one process a rank)
@@ -105,7 +108,7 @@ Result<BenchOptions> read_bench_options(int argc, char** argv) {
   }
   if (sizes.empty()) return bad("--sizes", "missing; expected a list such as 1MiB,64MiB");
   if (options.output.empty()) return bad("--output", "missing; expected a file name");
-  auto list = read_sizes(sizes, element_bytes(options.dtype));
+  auto list = read_bench_sizes(sizes, element_bytes(options.dtype));
   if (!list) return list.error();
   options.sizes = *std::move(list);
   return options;

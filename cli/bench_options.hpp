@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/types.hpp"
@@ -26,6 +27,9 @@ struct BenchOptions {
 };
 
 std::string bench_usage();
+
+/// The sizes of a list such as "1MiB,64MiB", ascending, each once; all whole elements of `element` bytes.
+Result<std::vector<std::int64_t>> read_bench_sizes(std::string_view list, int element);
 
 /// Reads the command line; the label's text is checked when the document is made.
 Result<BenchOptions> read_bench_options(int argc, char** argv);

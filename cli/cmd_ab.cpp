@@ -175,10 +175,10 @@ std::optional<int> Comparison::prepare() {
   if (!policy) return kExitUsage;
   policy_ = *policy;
   policy_path_ = absolute_path(*options_.policy);
-  if (!options_.json.path.empty()) {
-    if (const Status status = claim_output(options_.json.path, options_.force); !status)
-      return refuse(status.error());
-  }
+  const Status claimed =
+      claim_outputs({{"--json", options_.json.path}},
+                    {{"--policy", *options_.policy}, {"the policy's costs", policy_.costs}}, options_.force);
+  if (!claimed) return refuse(claimed.error());
   auto scratch = Scratch::make(folder_of(options_.json.path));
   if (!scratch) return refuse(scratch.error());
   scratch_.emplace(*std::move(scratch));

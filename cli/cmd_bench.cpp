@@ -10,6 +10,7 @@
 
 #include "cli/args.hpp"
 #include "cli/artifacts.hpp"
+#include "cli/bench_options.hpp"
 #include "cli/doctor_probe.hpp"
 #include "cli/launch.hpp"
 #include "cli/report_text.hpp"
@@ -31,7 +32,7 @@ estimate reads. Starts the ranks itself; with fewer GPUs than ranks they share t
 
 Options:
       --ranks N             (default: the GPUs of this machine, at least 2)
-      --sizes LIST          message sizes (default 64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB)
+      --sizes LIST          message sizes, with KiB, MiB or GiB (default 64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB)
       --dtype TYPE          bf16 (default), fp16 or fp32
       --iterations N        pairs of calls a size, at most (default 50)
       --warmup N            pairs before them (default 5)
@@ -39,8 +40,8 @@ Options:
       --group N             elements that share a scale: 32 (default), 64 or 128
       --check               compare the ranks' results bit by bit after every call
   -o, --output FILE         the cost table (default: echo-tp-costs-<UTC time>.json here)
-      --force               overwrite it
-      --json                the table as a document on standard output
+      --force               overwrite files
+      --json[=FILE]         the table as a document, on standard output or in FILE
   -q, --quiet               results and errors only
       --color WHEN          auto, always or never
   -h, --help                this text
@@ -148,12 +149,19 @@ int run(Session& session) {
   if (const auto code = set.parse(session)) return *code;
   Terminal& terminal = *session.terminal;
   const auto failed = [&](const Error& error) { return fail(session, kBenchCommand, error); };
+  // The worker would refuse them too, but only where there is a driver.
+  if (options.sizes) {
+    const int element = options.dtype.value_or("bf16") == "fp32" ? 4 : 2;
+    if (const auto sizes = read_bench_sizes(*options.sizes, element); !sizes) return failed(sizes.error());
+  }
 
   const bool launched = is_rank();
   const bool first = !launched || is_first_rank();
   const std::string path = options.output.value_or(default_name("echo-tp-costs", ".json"));
   if (first) {
-    if (const Status status = claim_output(path, options.force); !status) return failed(status.error());
+    const Status status =
+        claim_outputs({{"--output", path}, {"--json", options.json.path}}, {}, options.force);
+    if (!status) return failed(status.error());
   }
   const GpuFacts gpus = probe_gpus();
   if (!gpus.problem.empty()) return failed({ErrorCode::kSystem, gpus.problem, "bench"});

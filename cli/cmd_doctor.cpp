@@ -156,16 +156,13 @@ std::string json_of(const Findings& findings) {
 }
 
 int run(Session& session) {
-  JsonTarget json;
+  bool json = false;
   OptionSet set(kDoctorCommand);
-  set.json(json);
+  set.json_on_stdout(json);
   if (const auto code = set.parse(session)) return *code;
   const Findings findings = {probe_gpus(), find_nccl(),         find_cupti(),
                              probe_mps(),  probe_environment(), find_installation()};
-  const std::string document = json_of(findings);
-  if (const Status status = deliver_json(*session.terminal, json, document); !status)
-    return fail(session, kDoctorCommand, status.error());
-  if (!json.to_stdout) session.terminal->out(text_of(findings));
+  session.terminal->out(json ? json_of(findings) : text_of(findings));
   return kExitOk;
 }
 

@@ -85,11 +85,9 @@ int run(Session& session) {
   Terminal& terminal = *session.terminal;
   const auto failed = [&](const Error& error) { return fail(session, kEstimateCommand, error); };
 
-  for (const std::string& file :
-       {options.policy_out.value_or(""), options.html.value_or(""), options.json.path}) {
-    if (file.empty()) continue;
-    if (const Status status = claim_output(file, options.force); !status) return failed(status.error());
-  }
+  if (options.policy && options.policy_out)
+    return failed({ErrorCode::kBadInput, "only one of the two can be: with --policy nothing is proposed",
+                   "--policy --policy-out"});
   EstimateOptions question;
   question.profile_label = *options.profile;
   question.step_regex = options.step.value_or("");
@@ -98,6 +96,17 @@ int run(Session& session) {
     if (!policy) return failed(policy.error());
     question.policy = *std::move(policy);
   }
+  const Status claimed =
+      claim_outputs({{"--policy-out", options.policy_out.value_or("")},
+                     {"--html", options.html.value_or("")},
+                     {"--json", options.json.path}},
+                    {{"PROFILE", *options.profile},
+                     {"--costs", options.costs.value_or("")},
+                     {"--policy", options.policy.value_or("")},
+                     {"the policy's costs", question.policy ? question.policy->costs : ""}},
+                    options.force);
+  if (!claimed) return failed(claimed.error());
+  if (const Status status = refuse_folder(*options.profile); !status) return failed(status.error());
   const auto trace = read_profile(*options.profile);
   if (!trace) return failed(trace.error());
   if (trace->truncated_frames > 0)

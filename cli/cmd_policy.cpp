@@ -17,9 +17,10 @@ constexpr const char* kHelp = R"(usage: echo-tp policy check FILE
 A policy is an ordered list of rules; the first that matches a call decides how it is compressed; without a match the call
 goes to NCCL. check prints every error; show prints the document with all defaults written out; explain says which rule a
 call would meet, and why not the ones before it.
+All keys, with defaults, units and examples: share/doc/policy.md (installed: share/echo-tp/doc/policy.md).
 
 Options:
-      --bytes SIZE          of the message, such as 4MiB
+      --bytes SIZE          of the message: bytes, or with KiB, MiB, GiB (1024s), KB, MB, GB (1000s), such as 4MiB
       --ranks N             of the communicator
       --dtype TYPE          bf16, fp16 or fp32
       --op OP               sum (default) or avg
@@ -43,7 +44,7 @@ struct Options {
   std::optional<std::string> action, file, dtype, op, communicator;
   std::optional<std::int64_t> bytes, ranks;
   bool capturing = false;
-  JsonTarget json;
+  bool json = false;
 };
 
 std::string dumped(const Json& document) {
@@ -53,7 +54,7 @@ std::string dumped(const Json& document) {
 int check(Session& session, const Options& options) {
   const std::vector<Error> errors = check_policy(*options.file);
   for (const Error& error : errors) session.terminal->error(error.text());
-  if (options.json.to_stdout) {
+  if (options.json) {
     Json out;
     out["schema"] = "echo-tp/policy-check/1";
     out["policy"] = *options.file;
@@ -69,7 +70,7 @@ int check(Session& session, const Options& options) {
 
 int show(Session& session, const Policy& policy, const Options& options) {
   session.terminal->out(policy_json(policy));
-  if (options.json.to_stdout) return kExitOk;
+  if (options.json) return kExitOk;
   if (policy.rules.empty()) session.terminal->note("no rules: every call goes to NCCL");
   for (std::size_t i = 0; i < policy.rules.size(); ++i) {
     const PolicyMatch& match = policy.rules[i].match;
@@ -106,7 +107,7 @@ int explain_call(Session& session, const Policy& policy, const Options& options)
   const std::string communicator = options.communicator.value_or("");
   facts.communicator_name = communicator;
   facts.capturing = options.capturing;
-  if (options.json.to_stdout) {
+  if (options.json) {
     Json out;
     out["schema"] = "echo-tp/policy-explain/1";
     const int rule = match_policy(policy, facts);
@@ -132,7 +133,7 @@ int run(Session& session) {
   set.choice("--op", options.op, {"sum", "avg"});
   set.text("--communicator", options.communicator);
   set.flag("--capturing", options.capturing);
-  set.json(options.json);
+  set.json_on_stdout(options.json);
   if (const auto code = set.parse(session)) return *code;
   if (*options.action == "check") return check(session, options);
   if (*options.action != "show" && *options.action != "explain") {

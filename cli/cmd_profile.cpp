@@ -25,7 +25,7 @@ and the profile is one file that echo-tp estimate reads.
 
 Options:
   -o, --output FILE        the profile (default: profile-<UTC time>.echoprof here)
-      --force              overwrite it
+      --force              overwrite files
       --max-records N      rows that one process may record (default 4000000); later ones are counted and dropped
       --flush-ms N         how often rows are written (default 500): what a killed process may lose
       --cupti FILE         the libcupti.so to use (default: chosen to fit the driver)
@@ -39,7 +39,8 @@ Examples:
   echo-tp estimate job.echoprof
 
 CUDA_INJECTION64_PATH, NVTX_INJECTION64_PATH and NCCL_PROFILER_PLUGIN carry the recorder. One that is set already is kept,
-and a line says what the profile will lack.
+and a line says what the profile will lack. CUPTI serves one tool in a process: while the job is recorded, torch.profiler
+and nsys in it get no GPU records.
 
 Exit codes: the job's own, 128 + signal if one ended it; trouble with recording never changes it. 125 not started, 126 not
 executable, 127 not found.
@@ -127,11 +128,9 @@ int run(Session& session) {
   if (options.cupti && !is_file(*options.cupti))
     return fail(session, kProfileCommand, {ErrorCode::kNotFound, "no such file", *options.cupti});
   const std::string path = options.output.value_or(default_name("profile", ".echoprof"));
-  for (const std::string& file : {path, options.json.path}) {
-    if (file.empty()) continue;
-    if (const Status status = claim_output(file, options.force); !status)
-      return fail(session, kProfileCommand, status.error());
-  }
+  const Status claimed = claim_outputs({{"--output", path}, {"--json", options.json.path}},
+                                       {{"--cupti", options.cupti.value_or("")}}, options.force);
+  if (!claimed) return fail(session, kProfileCommand, claimed.error());
   auto scratch = Scratch::make(folder_of(path));
   if (!scratch) return fail(session, kProfileCommand, scratch.error());
 

@@ -25,10 +25,11 @@ modified; its input, output, signals and exit code pass through. Afterwards a re
 not and why, and what that saved on the wire.
 
 Options:
-  -p, --policy FILE   which calls are compressed, and how (see echo-tp policy --help)
+  -p, --policy FILE   which calls are compressed, and how; its keys are in share/doc/policy.md (installed:
+                      share/echo-tp/doc/policy.md)
   -m, --mode MODE     compress (default), or observe: count and decide, but leave every call to NCCL; needs no policy
   -o, --report FILE   the report (default: echo-tp-run-<UTC time>.json here)
-      --force         overwrite the report
+      --force         overwrite files
       --require       if the job ends with 0 but no call was compressed, end with 1
       --json[=FILE]   the report also on standard output, after the job's, or in FILE
   -q, --quiet         errors only
@@ -51,7 +52,7 @@ struct Options {
   JsonTarget json;
 };
 
-void tell(Terminal& terminal, const RunReport& report, const JobEnd& end, const std::string& path) {
+void tell(Terminal& terminal, const RunReport& report, const JobEnd& end) {
   if (end.killed_by != 0)
     terminal.note("the job was ended by " + signal_text(end.killed_by) +
                   "; the report holds what its processes left");
@@ -66,7 +67,6 @@ void tell(Terminal& terminal, const RunReport& report, const JobEnd& end, const 
   for (const std::string& problem : report.problems) {
     if (!report.processes.empty()) terminal.warning(problem);
   }
-  terminal.note("report: " + path);
 }
 
 int run(Session& session) {
@@ -89,21 +89,22 @@ int run(Session& session) {
   RunFacts facts;
   facts.command = session.job;
   facts.mode = mode;
+  std::string costs;
   if (options.policy) {
     const auto policy = read_policy_or_tell(terminal, *options.policy);
     if (!policy) return kExitNotStarted;
     facts.policy_path = absolute_path(*options.policy);
     facts.policy_hash = policy->hash;
+    costs = policy->costs;
     terminal.note("policy " + *options.policy + ": " +
                   show_count(static_cast<std::int64_t>(policy->rules.size())) +
                   (policy->rules.size() == 1 ? " rule" : " rules") + ", mode " + mode);
   }
   const std::string path = options.report.value_or(default_name("echo-tp-run", ".json"));
-  for (const std::string& file : {path, options.json.path}) {
-    if (file.empty()) continue;
-    if (const Status status = claim_output(file, options.force); !status)
-      return fail(session, kRunCommand, status.error());
-  }
+  const Status claimed = claim_outputs(
+      {{"--report", path}, {"--json", options.json.path}},
+      {{"--policy", options.policy.value_or("")}, {"the policy's costs", costs}}, options.force);
+  if (!claimed) return fail(session, kRunCommand, claimed.error());
   auto shim = ShimRun::prepare(folder_of(path), facts.policy_path, mode);
   if (!shim) return fail(session, kRunCommand, shim.error());
   JobPlan plan{session.job, {}, nullptr};
@@ -122,10 +123,13 @@ int run(Session& session) {
     const RunReport report = shim->report(std::move(facts));
     compressed = report.totals.compressed;
     const std::string json = run_report_json(report);
-    tell(terminal, report, end, path);
-    for (const Status& status : {write_text_file(path, json), deliver_json(terminal, options.json, json)}) {
+    tell(terminal, report, end);
+    const auto told = [&](const Status& status) {
       if (!status) terminal.error("the report can't be written: " + status.error().text());
-    }
+      return bool(status);
+    };
+    if (told(write_text_file(path, json))) terminal.note("report: " + path);
+    told(deliver_json(terminal, options.json, json));
   } catch (const std::exception& error) {
     // The job has run: nothing of ours may change its exit code.
     terminal.error(std::string("the report can't be made: ") + error.what());

@@ -38,9 +38,9 @@ int run(Session& session) {
   if (const auto code = set.parse(session)) return *code;
   Terminal& terminal = *session.terminal;
 
-  if (!json.path.empty()) {
-    if (const Status status = claim_output(json.path, force); !status)
-      return fail(session, kShowCommand, status.error());
+  for (const Status& status :
+       {claim_outputs({{"--json", json.path}}, {{"PROFILE", *profile}}, force), refuse_folder(*profile)}) {
+    if (!status) return fail(session, kShowCommand, status.error());
   }
   const auto trace = read_profile(*profile);
   if (!trace) return fail(session, kShowCommand, trace.error());

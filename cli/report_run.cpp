@@ -31,8 +31,8 @@ std::string run_text(const RunReport& report) {
   if (skipped > 0) out += "  and " + std::to_string(skipped) + " smaller sizes: in the report\n";
 
   out += "\n  " + times(totals.calls, "all-reduces, counted on each of ") +
-         std::to_string(report.ranks_seen) + " ranks: " + show_count(totals.compressed) + " compressed, " +
-         show_count(totals.forwarded) + " left to NCCL\n";
+         std::to_string(report.ranks_seen) + (report.ranks_seen == 1 ? " rank: " : " ranks: ") +
+         show_count(totals.compressed) + " compressed, " + show_count(totals.forwarded) + " left to NCCL\n";
   Table reasons({">", "", ""});
   for (std::size_t i = 0; i < totals.by_reason.size(); ++i) {
     const auto reason = static_cast<Reason>(i);

@@ -5,6 +5,29 @@
 # ECHO_TP_BUILD_DIR: build folder (build/demo). ECHO_TP_DEMO_DIR: results (build/demo-results, replaced).
 set -u
 
+case ${1-} in
+  '') ;;
+  -h | --help)
+    cat <<'H'
+usage: share/demo.sh
+
+Goes through echo-tp's main job from nothing: installs what is missing, builds, then, with a GPU: bench, profile, estimate,
+run and ab on the bundled C++ job with two ranks. Without a GPU: estimate on the bundled profiles. Takes a few minutes.
+
+Environment:
+  ECHO_TP_BUILD_DIR  build folder (default: build/demo)
+  ECHO_TP_DEMO_DIR   results (default: build/demo-results); replaced
+
+Exit codes: 0; 1 a step failed; 2 bad usage.
+H
+    exit 0
+    ;;
+  *)
+    echo "share/demo.sh: unknown argument '$1'; it takes none but --help" >&2
+    exit 2
+    ;;
+esac
+
 cd "$(dirname "$0")/.." || exit 1
 if ! [ -e CMakeLists.txt ]; then
   echo "share/demo.sh builds echo-tp: run it in a source tree" >&2

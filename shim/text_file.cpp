@@ -26,7 +26,7 @@ Result<std::string> read_text_file(const std::string& path, std::size_t max_byte
   struct stat info {};
   if (::fstat(file, &info) == 0 && S_ISDIR(info.st_mode)) {
     ::close(file);
-    return Error{ErrorCode::kBadInput, "is a directory; expected a file", path};
+    return Error{ErrorCode::kBadInput, "is a folder; expected a file", path};
   }
   std::string text;
   char buffer[1 << 16];

@@ -99,7 +99,9 @@ TEST_CASE("every mistake is 2, or 125 before a job") {
                                              {"file", "--size", "-1"},
                                              {"file", "other"},
                                              {},
-                                             {"file", "--"},
+                                             {"file", "--", "other"},
+                                             {"--text", "--flag", "file"},
+                                             {"--many", "--flag", "file"},
                                              {"file", "--flag=perhaps"},
                                              {"file", "--text", "a", "--text", "b"}}) {
     CAPTURE(words.size());
@@ -114,8 +116,11 @@ TEST_CASE("every mistake is 2, or 125 before a job") {
 
 TEST_CASE("--json: alone, with a file, and before the argument") {
   CHECK(parse(kPlain, {"file", "--json"}).json.to_stdout);
-  Parsed parsed = parse(kPlain, {"file", "--json", "out"});
-  CHECK(parsed.json.path == "out");
+  // A word after it is an argument, never its file.
+  CHECK(parse(kPlain, {"file", "--json", "out"}).code == kExitUsage);
+  CHECK(parse(kPlain, {"file", "--json=-"}).json.to_stdout);
+  Parsed parsed = parse(kPlain, {"file", "--json=true"});
+  CHECK(parsed.json.path == "true");
   CHECK_FALSE(parsed.json.to_stdout);
   CHECK(parse(kPlain, {"--json=out", "file"}).json.path == "out");
   parsed = parse(kPlain, {"--json", "file"});
@@ -123,6 +128,17 @@ TEST_CASE("--json: alone, with a file, and before the argument") {
   CHECK(parsed.json.to_stdout);
   CHECK(parsed.first == "file");
   CHECK(parse(kPlain, {"file", "--json", "--flag"}).json.to_stdout);
+}
+
+TEST_CASE("what follows a -- is an argument of a command without a job") {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"--", "--flag"}, {"--json", "--", "--flag"}}) {
+    const Parsed parsed = parse(kPlain, words);
+    CHECK_FALSE(parsed.code);
+    CHECK(parsed.first == "--flag");
+    CHECK_FALSE(parsed.flag);
+  }
+  CHECK_FALSE(parse(kPlain, {"file", "--"}).code);
 }
 
 TEST_CASE("help wins over mistakes that come with it") {

@@ -37,9 +37,10 @@ TEST_CASE("bench: bad command lines name the option") {
   CHECK(refused({"--output", "c"}).starts_with("--sizes: missing"));
   CHECK(refused({"--sizes", "1MiB"}).starts_with("--output: missing"));
   CHECK(refused({"--sizes", "1MiB,", "--output", "c"}).starts_with("--sizes: '' is not a size"));
-  CHECK(refused({"--sizes", "3", "--output", "c"}).starts_with("--sizes: '3' is not a size"));
+  CHECK(refused({"--sizes", "3", "--output", "c"})
+            .starts_with("--sizes: '3' is not a whole number of elements of 2 bytes"));
   CHECK(refused({"--sizes", "6", "--output", "c", "--dtype", "fp32"})
-            .starts_with("--sizes: '6' is not a size"));
+            .starts_with("--sizes: '6' is not a whole number of elements of 4 bytes"));
   CHECK(refused({"--sizes", "8", "--output", "c", "--iterations", "0"}).starts_with("--iterations: '0'"));
   CHECK(refused({"--sizes", "8", "--output", "c", "--budget", "-1"}).starts_with("--budget: '-1'"));
   CHECK(refused({"--bogus"}).starts_with("--bogus: unknown option"));

@@ -62,12 +62,30 @@ case_usage() {
   try 2 "unknown option '--polcy-out'; did you mean '--policy-out'?" estimate x --polcy-out y
   try 2 "missing: PROFILE" estimate
   try 2 "one argument too many: 'b'" show a b
-  try 2 "takes no --" show a -- b
+  try 2 "one argument too many: 'b'" show a -- b
+  try 2 "one argument too many: 'out'; if --json is to write it: --json=out" show a --json out
+  try 125 "if --json is to write it: --json=out" run --mode observe --json out -- true
+  try 2 "--no-such: No such file" show -- --no-such
   try 2 "unknown action 'chek'; did you mean 'check'?" policy chek x
   try 2 "'x' is not a whole number from 1 to 1000" ab -n x --policy p --metric m -- true
   try 2 "--color: 'mauve' is not auto, always or never" show a --color mauve
   try 2 "--policy" estimate x --policy
   expect "one line" 1 "$(lines)"
+  # A value that is missing, swallowed by the next option, or given twice; a flag with one.
+  try 125 "echo-tp: --policy: needs a value" run -p -- true
+  try 125 "echo-tp: --policy: needs a value, but '--mode' follows it" run -p --mode observe -- true
+  try 2 "echo-tp: --metric: needs a value, but '--policy' follows it" ab --metric --policy p -- true
+  try 2 "echo-tp: --costs: is given twice" estimate x --costs a --costs b
+  try 2 "echo-tp: --force: takes no value" show x --force=perhaps
+  try 2 "echo-tp: --json: takes no value" policy check x --json=y
+  try 2 "echo-tp: --json: takes no value" doctor --json=y
+  for command in "policy explain x --bytes" "bench --sizes"; do
+    # shellcheck disable=SC2086
+    try 2 "'1M' is not a size; expected bytes, or a whole number of KiB, MiB, GiB (1024s) or KB, MB, GB (1000s), such as 4MiB" $command 1M
+  done
+  # Options are looked at before drivers are.
+  try 2 "'1x' is not a size" bench --sizes 1MiB,1x
+  try 2 "'6' is not a whole number of elements of 4 bytes" bench --sizes 6 --dtype fp32
   # Before a job, everything wrong is 125: a 2 could be the job's own.
   try 125 "put -- before the job's command: echo-tp run -p 'p q.json' -- torchrun --nproc 2 serve.py" run -p 'p q.json' torchrun --nproc 2 serve.py
   try 125 "put -- before the job's command: echo-tp profile -- ls -l" profile ls -l
@@ -182,7 +200,11 @@ case_bad_input() {
   "$echo_tp" show "$work/files/nothing" >/dev/null 2>"$work/err" || code=$?
   expect "truncated to nothing: 2 or 3" yes "$(if [ $code = 2 ] || [ $code = 3 ]; then echo yes; else echo $code; fi)"
   expect "one line at the end" 1 "$(tail -n 1 "$work/err" | grep -c "$work/files/nothing")"
-  try 2 "/tmp" show /tmp
+  for command in show estimate "policy check" "estimate $work/files/whole --costs"; do
+    # shellcheck disable=SC2086
+    try 2 "/tmp: is a folder; expected a file" $command /tmp
+  done
+  try 125 "/tmp: is a folder; expected a file" run -p /tmp -- touch "$work/here/started"
   "$fixture" empty-profile "$work/files/empty"
   try 3 "holds no GPU work" show "$work/files/empty"
   try 3 "" estimate "$work/files/empty"
@@ -199,6 +221,7 @@ case_bad_input() {
   expect "untouched" precious "$(cat "$work/files/old")"
 
   rm "$work/prefix/lib/echo-tp/"*
+  try 125 "only the target echo-tp was built (cmake --build BUILD_FOLDER builds all)" profile -- touch "$work/here/started"
   try 125 "libecho-tp-shim.so: not there" run --policy "$work/policy.json" -- touch "$work/here/started"
   try 125 "libecho-tp-recorder.so: not there" profile -- touch "$work/here/started"
   if ! ldconfig -p 2>/dev/null | grep -q libcuda.so.1; then
@@ -206,6 +229,67 @@ case_bad_input() {
     expect "one line" 1 "$(lines)"
   fi
   nothing_left bad_input
+}
+
+case_outputs() {
+  policy
+  "$fixture" profile "$work/files/p"
+  cp "$work/policy.json" "$work/files/p.json"
+  cp "$source/share/costs/h200-loopback-2-ranks.json" "$work/files/costs.json"
+  printf '{"schema": "echo-tp/policy/1", "costs": "costs.json", "rules": []}' >"$work/files/with-costs.json"
+  ln -s p.json "$work/files/link.json"
+  mkfifo "$work/files/fifo"
+  (cd "$work/files" && sha256sum p p.json costs.json with-costs.json) >"$work/sums"
+  local f=$work/files
+  local never=(-- touch "$work/here/started")
+  # An input is never an output, --force or not, whatever it is called.
+  try 2 "--policy-out would overwrite what PROFILE reads" estimate "$f/p" --policy-out "$f/p" --force
+  try 2 "--html would overwrite what PROFILE reads" estimate "$f/p" --html "$f/../files/p" --force
+  try 2 "--policy-out would overwrite what --costs reads" estimate "$f/p" --costs "$f/costs.json" --policy-out "$f/costs.json" --force
+  try 2 "--json would overwrite what --policy reads" estimate "$f/p" --policy "$f/p.json" --json="$f/p.json" --force
+  try 2 "--json would overwrite what the policy's costs reads" estimate "$f/p" --policy "$f/with-costs.json" --json="$f/costs.json" --force
+  try 2 "--json would overwrite what PROFILE reads" show "$f/p" --json="$f/p" --force
+  try 125 "--report would overwrite what --policy reads" run -p "$f/p.json" -o "$f/p.json" --force "${never[@]}"
+  try 125 "--report would overwrite what --policy reads" run -p "$f/p.json" -o "$f/link.json" --force "${never[@]}"
+  try 125 "--json would overwrite what the policy's costs reads" run -p "$f/with-costs.json" --json="$f/costs.json" --force "${never[@]}"
+  try 2 "--json would overwrite what --policy reads" ab -p "$f/p.json" --metric 'x=(.)' --json="$f/p.json" --force "${never[@]}"
+  try 125 "--output would overwrite what --cupti reads" profile --cupti "$f/p" -o "$f/p" --force "${never[@]}"
+  expect "inputs untouched" "" "$(cd "$f" && sha256sum -c "$work/sums" 2>&1 | grep -v ': OK$')"
+
+  # Two outputs are two files.
+  try 2 "--policy-out and --html name the same file" estimate "$f/p" --policy-out "$f/q" --html "$f/q"
+  try 125 "--report and --json name the same file" run -m observe -o "$f/r" --json="$f/./r" "${never[@]}"
+  try 125 "--output and --json name the same file" profile -o "$f/r" --json="$f/r" "${never[@]}"
+  try 2 "--output and --json name the same file" bench -o "$f/r" --json="$f/r"
+  try 2 "only one of the two can be" estimate "$f/p" --policy "$f/p.json" --policy-out "$f/q"
+
+  # What can't be written is told before the job, and no folder is made out of a slip of the pen.
+  for command in "125 run -m observe -o" "125 profile -o"; do
+    for path in "/proc/x: can't be written" "$work/here/typo/x: its folder is not there: $work/here/typo" "-: is not a file name" \
+      "$f/fifo: is not a plain file" "$f/$(printf 'n%.0s' {1..300}): can't be written"; do
+      # shellcheck disable=SC2086
+      try ${command%% *} "$path" ${command#* } "${path%%: *}" --force "${never[@]}"
+    done
+  done
+  try 2 "its folder is not there: $work/here/typo" estimate "$f/p" --html "$work/here/typo/page.html"
+  try 2 "-: is not a file name" estimate "$f/p" --policy-out -
+  try 2 "its folder is not there" show "$f/p" --json="$work/here/typo/x"
+  try 2 "its folder is not there" bench -o "$work/here/typo/x"
+  expect "a fifo stays one" yes "$(if [ -p "$f/fifo" ]; then echo yes; fi)"
+  nothing_left outputs
+
+  # Taken away while the job runs: an error, the job's code, and no claim that there is a report.
+  mkdir "$f/gone"
+  try 4 "the report can't be written: $f/gone/r" run -m observe -o "$f/gone/r" -- sh -c "rm -r '$f/gone'; exit 4"
+  expect "no report claimed" 0 "$(grep -c 'report: ' "$work/err")"
+  # Words after a -- are arguments; --json takes a file with = alone.
+  ln -s "$f/p" ./-p
+  try 0 "AllReduce" show -- -p
+  try 0 '"schema": "echo-tp/summary/1"' show --json -- -p
+  rm ./-p
+  try 0 "" show "$f/p" --json="$f/summary.json"
+  nothing_left outputs
+  try 0 "rule 0: no: 1 rank is not within 2 to 64" policy explain "$f/p.json" --bytes 4MiB --ranks 1 --dtype bf16
 }
 
 # signal_case NAME WANTED_CODE: the job counts the signal and ends with its own code.
@@ -420,6 +504,74 @@ case_documents() {
   nothing_left documents
 }
 
+case_policy_doc() {
+  local doc=$source/share/doc/policy.md schema=$source/share/schemas/policy.schema.json
+  try 0 "share/doc/policy.md" policy --help
+  try 0 "share/doc/policy.md" run --help
+  # The example is a policy, and uses every key.
+  sed -n '/^```json$/,/^```$/p' "$doc" | grep -v '^```' >"$work/files/example.json"
+  try 0 "is valid" policy check "$work/files/example.json"
+  if ! command -v python3 >/dev/null; then return; fi
+  python3 - "$schema" "$doc" "$work/files/example.json" <<'P'
+import json, re, sys
+schema, example = json.load(open(sys.argv[1])), open(sys.argv[3]).read()
+rows = {}
+for line in open(sys.argv[2]):
+    if match := re.match(r"\| `(\w+)` \| ([^|]*) \| (.*) \|$", line):
+        rows[match[1]] = (match[2], match[3])
+keys, wrong = {}, []
+def walk(node):
+    if isinstance(node, dict):
+        for key, value in (node.get("properties") or {}).items():
+            if isinstance(value, dict): keys.setdefault(key, value)
+        for value in node.values(): walk(value)
+    elif isinstance(node, list):
+        for value in node: walk(value)
+walk({key: value for key, value in schema.items() if key != "if"})
+for key, node in keys.items():
+    inside = key == "name"
+    if key not in rows and not (inside and "`name`" in rows["communicator"][1]): wrong.append(f"{key}: not described")
+    if f'"{key}"' not in example and key != "costs": wrong.append(f"{key}: not in the example")
+    choices = node.get("enum") or (node.get("items") or {}).get("enum") or []
+    text = " ".join(rows.get(key, ("", "")))
+    wrong += [f"{key}: {choice} is not described" for choice in choices if str(choice) not in text]
+wrong += [f"{key}: not in the schema" for key in rows if key not in keys]
+print("\n".join(wrong))
+sys.exit(bool(wrong))
+P
+  expect "every key and value of the schema is described" 0 $?
+  # Defaults as the document says, by the program.
+  printf '{"schema": "echo-tp/policy/1", "rules": [{}]}' >"$work/files/bare.json"
+  try 0 "" policy show "$work/files/bare.json"
+  python3 - "$doc" "$work/out" <<'P'
+import json, re, sys
+rule = json.load(open(sys.argv[2]))["rules"][0]
+flat = dict(rule)
+for part in ("match", "codec", "compensation", "pass"): flat.update(rule[part])
+wrong, seen = [], 0
+for line in open(sys.argv[1]):
+    match = re.match(r"\| `(\w+)` \| `?(.*?)`?(?:, or 1 - \w)? \| ", line)
+    if not match or match[1] not in flat: continue
+    try: said = json.loads(match[2])
+    except ValueError: continue
+    seen += 1
+    if said != flat[match[1]]: wrong.append(f"{match[1]}: {said} is described, {flat[match[1]]} is used")
+print("\n".join(wrong), seen)
+sys.exit(bool(wrong) or seen < 14)
+P
+  expect "defaults are as described" 0 $?
+}
+
+case_demo() {
+  local code=0
+  "$source/share/demo.sh" --help >"$work/out" 2>"$work/err" || code=$?
+  expect "demo.sh --help" "0 1" "$code $(grep -c '^usage: share/demo.sh' "$work/out")"
+  code=0
+  "$source/share/demo.sh" --ranks 4 >"$work/out" 2>"$work/err" || code=$?
+  expect "demo.sh with an argument" "2 1 1" "$code $(lines) $(grep -c -e "unknown argument '--ranks'" "$work/err")"
+  nothing_left demo
+}
+
 case_help() {
   "$echo_tp" --help >"$work/out"
   diff "$source/tests/cli/golden/help.txt" "$work/out"
@@ -428,6 +580,7 @@ case_help() {
   # Options of the program, its help and the manual are the same.
   local command manual
   manual=$(sed 's/\\-/-/g; s/\\f[A-Z]//g' "$source/share/man/echo-tp.1")
+  try 0 "torch.profiler" profile --help
   for command in $("$echo_tp" --list-commands); do
     "$echo_tp" "$command" --list-options | sort >"$work/files/listed"
     "$echo_tp" "$command" --help | sed -n '/^Options:/,/^[A-Z][a-z ]*:$/p' | grep -oE '^ +(-[a-z], )?--[a-z-]+' | grep -oE -- '--?[a-z-]+' | sort >"$work/files/helped"

@@ -324,7 +324,7 @@ TEST_CASE("json: files that cannot be read") {
   CHECK(error(dir.path("none.json")).code == ErrorCode::kNotFound);
   CHECK(error(dir.path("none.json")).text() == dir.path("none.json") + ": No such file or directory");
   CHECK(error(dir.path("a") + "/b/c").code == ErrorCode::kNotFound);
-  CHECK(error(dir.path("")).what == "is a directory; expected a file");
+  CHECK(error(dir.path("")).what == "is a folder; expected a file");
   CHECK(error(std::string("a\0b", 3)).code == ErrorCode::kBadInput);
   dir.write("empty.json", "");
   CHECK(error(dir.path("empty.json")).what == "the file is empty; expected a JSON object");
