@@ -326,7 +326,7 @@ void test_arguments(Tally& tally) {
     tally.check(launch_reduce(args, nullptr) == want, std::string("refused: ") + what);
   };
   refused("group 48", cudaErrorInvalidValue, [](StagedArgs& a) { a.codec.group = 48; });
-  refused("8 bits", cudaErrorInvalidValue, [](StagedArgs& a) { a.codec.bits = 8; });
+  refused("5 bits", cudaErrorInvalidValue, [](StagedArgs& a) { a.codec.bits = 5; });
   refused("rank 2 of 2", cudaErrorInvalidValue, [](StagedArgs& a) { a.rank = 2; });
   refused("65 ranks", cudaErrorInvalidValue, [](StagedArgs& a) { a.ranks = 65; });
   refused("chunk in the middle of a row", cudaErrorInvalidValue, [](StagedArgs& a) { a.first = 2048; });
