@@ -49,8 +49,8 @@ class CommunicatorTable {
   std::shared_ptr<KnownCommunicator> find(void* comm) const;
 
   /// Takes the entry out: NCCL may hand out the same address again. A call on it that another thread is in
-  /// is told to stop.
-  void remove(void* comm);
+  /// is told to stop. False if it was not known.
+  bool remove(void* comm);
 
   /// Frees ended communicators whose GPU work is over and that no captured graph refers to. Freeing may wait
   /// for the GPU: no lock is held meanwhile, so that a watchdog can still abort.

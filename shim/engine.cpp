@@ -126,8 +126,7 @@ class Engine {
   }
 
   void comm_ending(void* comm) {
-    table_.remove(comm);
-    write_receipt_now();
+    if (table_.remove(comm)) write_receipt_now();
   }
 
   int all_reduce(const EchoTpNccl& nccl, const void* send, void* recv, const RawCall& raw, void* comm,
