@@ -492,7 +492,8 @@ case_documents() {
   for words in "--version --json" "doctor --json" "policy check $work/policy.json --json" "policy explain $work/policy.json --bytes 4MiB --ranks 2 --dtype bf16 --json"; do
     # shellcheck disable=SC2086
     try 0 '"schema": "echo-tp/' $words
-    "$fixture" json /schema "$(sed -n 's/.*"schema": "\([^"]*\)".*/\1/p' "$work/out" | head -n 1)" <"$work/out"
+    schema=$(sed -n 's/.*"schema": "\([^"]*\)".*/\1/p' "$work/out" | head -n 1)
+    "$fixture" json /schema "$schema" <"$work/out"
     expect "document of: $words" 0 $?
   done
   try 2 '"valid": false' policy check --json /no/such
@@ -502,6 +503,38 @@ case_documents() {
   try 0 '"min_bytes": "auto"' policy show "$work/policy.json"
   CUDA_INJECTION64_PATH=/x try 0 "another tool holds CUPTI's way in" doctor
   nothing_left documents
+}
+
+# Real documents against their schemas, all keys described.
+case_schemas() {
+  if ! python3 -c 'from jsonschema import Draft202012Validator' 2>/dev/null; then
+    echo "SKIPPED (no python3-jsonschema)"
+    exit 77
+  fi
+  local what
+  for what in doctor summary; do
+    if [ $what = doctor ]; then try 0 "" doctor --json; else try 0 "" show "$source/share/examples/tp-job-2-ranks.echoprof" --json; fi
+    python3 - "$source/share/schemas/$what.schema.json" "$work/out" <<'P'
+import json, sys
+from jsonschema import Draft202012Validator
+schema, document = (json.load(open(name)) for name in sys.argv[1:])
+Draft202012Validator.check_schema(schema)
+def close(node):
+    if isinstance(node, dict):
+        if "properties" in node: node["additionalProperties"] = False
+        for value in list(node.values()): close(value)
+close(schema)
+errors = [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(document)]
+# The judge must be able to say no.
+broken = json.loads(json.dumps(document))
+del broken["generator"]["version"]
+if not list(Draft202012Validator(schema).iter_errors(broken)): errors.append("a missing key was not noticed")
+print("\n".join(errors))
+sys.exit(bool(errors))
+P
+    expect "$what as in its schema" 0 $?
+  done
+  expect "rows are there to be judged" yes "$(if grep -q '"function"' "$work/out"; then echo yes; fi)"
 }
 
 case_policy_doc() {
