@@ -33,7 +33,7 @@ constexpr ReasonWords kReasons[] = {
     {"voted_off", "a rank voted against compression when the communicator was set up"},
     {"not_set_up", "communicator not known, non-blocking, or created before echo-tp was ready"},
     {"many_gpus_per_process", "two ranks of the communicator live in one process"},
-    {"mixed_group", "the group holds something that is not an eligible all-reduce"},
+    {"mixed_group", "the group holds another collective of this communicator"},
     {"capture", "inside CUDA graph capture, and the rule excludes that"},
     {"communicator_error", "an earlier call on this communicator failed"},
     {"engine_unavailable", "CUDA or the engine could not be loaded"},

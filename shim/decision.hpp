@@ -24,7 +24,7 @@ enum class Reason : std::uint8_t {
   kVotedOff,            // a rank voted no when the communicator was set up
   kNotSetUp,            // communicator not known, non-blocking, or created before the engine was ready
   kManyGpusPerProcess,  // two ranks of the communicator live in one process
-  kMixedGroup,          // the group holds something that is not an eligible all-reduce
+  kMixedGroup,          // the group holds another collective of this communicator
   kCapture,             // inside graph capture, and the rule says not there
   kCommunicatorError,   // an earlier call on this communicator failed
   kEngineUnavailable,   // CUDA or the engine could not be loaded

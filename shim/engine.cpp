@@ -72,10 +72,14 @@ class Engine {
   Engine() {
     const char* mode = std::getenv("ECHO_TP_MODE");
     mode_ = mode && std::strcmp(mode, "observe") == 0 ? Mode::kObserve : Mode::kCompress;
+    const bool mode_ok = !mode || mode_ == Mode::kObserve || std::strcmp(mode, "compress") == 0;
     if (const char* dir = std::getenv("ECHO_TP_RUN_DIR")) run_dir_ = dir;
     pid_ = getpid();
     const char* path = std::getenv("ECHO_TP_POLICY");
-    if (path) {
+    if (!mode_ok) {
+      policy_error_ = "ECHO_TP_MODE: expected observe or compress, got '" + std::string(mode) + "'";
+      say(-1, "forwarding everything: %s", policy_error_.c_str());
+    } else if (path) {
       Result<Policy> read = read_policy(path);
       if (read) {
         policy_ = *std::move(read);

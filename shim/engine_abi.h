@@ -74,8 +74,8 @@ typedef struct EchoTpEngine {
   int (*all_reduce)(const EchoTpNccl* nccl, const void* send, void* recv, size_t count, int dtype, int op,
                     void* comm, void* stream);
 
-  /* Before any other enqueue on `comm` reaches the real NCCL. Replays held all-reduces of the open group
-   * first. */
+  /* Before any other enqueue on `comm` reaches the real NCCL. Hands over the held all-reduces that `comm` has
+   * in the open group first (null: those of all communicators), unless it is a send or receive. */
   int (*other)(const EchoTpNccl* nccl, void* comm, EchoTpOther kind, size_t count);
 
   /* Replace ncclGroupStart and ncclGroupEnd; they call the real ones. */
