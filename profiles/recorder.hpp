@@ -80,6 +80,7 @@ class Recorder {
   bool open_file();
   void run_writer();
   void flush(bool final);
+  void take_range_names();
   void take_host_records();
   void take_host_record(const ThreadLog& log, const HostRecord& record);
   void write_text(std::string_view text);

@@ -77,12 +77,13 @@ void Recorder::flush(bool final) {
   write_text(text);
 }
 
+void Recorder::take_range_names() {
+  const std::lock_guard<std::mutex> lock(facts_mutex_);
+  for (std::string& name : new_range_names_) range_texts_.push_back(std::move(name));
+  new_range_names_.clear();
+}
+
 void Recorder::take_host_records() {
-  {
-    const std::lock_guard<std::mutex> lock(facts_mutex_);
-    for (const std::string& name : new_range_names_) range_texts_.push_back(name);
-    new_range_names_.clear();
-  }
   std::vector<ThreadLog*> logs;
   {
     const std::lock_guard<std::mutex> lock(logs_mutex_);
@@ -137,8 +138,9 @@ void Recorder::take_host_record(const ThreadLog& log, const HostRecord& record) 
     }
     case HostRecord::Kind::kRange: {
       const RangeRecord& range = record.range;
-      if (range.name >= range_texts_.size())
-        return;  // interned after this flush began: its name is not here yet
+      // A name is interned before its range is pushed: it is there by now.
+      if (range.name >= range_texts_.size()) take_range_names();
+      if (range.name >= range_texts_.size()) return;
       encoder.add(RangeRow{encoder.intern(range_texts_[range.name]), range.thread, range.start_ns + shift,
                            range.end_ns + shift});
       return;
