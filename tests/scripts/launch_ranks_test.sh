@@ -19,7 +19,11 @@ expect() { # $1: what, $2: wanted, $3: got
     failures=$((failures + 1))
   fi
 }
-launch() { ECHO_TP_LAUNCH_ANYWAY=1 timeout -k 1 30 "$launcher" "$@"; }
+# Without the GPUs that this machine may have: they would decide where ranks go.
+mkdir "$scratch/no-gpu"
+printf '#!/bin/sh\nexit 9\n' >"$scratch/no-gpu/nvidia-smi"
+chmod +x "$scratch/no-gpu/nvidia-smi"
+launch() { PATH=$scratch/no-gpu:$PATH ECHO_TP_LAUNCH_ANYWAY=1 timeout -k 1 30 "$launcher" "$@"; }
 wait_for() { # $1: file that appears within 10 s
   for _ in $(seq 100); do
     if [ -e "$1" ]; then return; fi
