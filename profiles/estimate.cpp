@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "profiles/bypass.hpp"
+#include "profiles/host_work.hpp"
 #include "profiles/proposal.hpp"
 #include "profiles/size_classes.hpp"
 #include "profiles/study.hpp"
@@ -26,6 +27,10 @@ constexpr double kResidualWarn = 0.10;
 constexpr std::int64_t kContradictedOneIn = 20;  // collectives: more is warned of
 constexpr double kPerturbedFrom = 1.10;
 constexpr std::int64_t kGapsPerStep = 2;
+constexpr double kUnusualStep = 0.10;           // of the steps lie below the interval, and as many above
+constexpr double kVariesFrom = 0.15;            // standard deviation / mean of steps: more is warned of
+constexpr std::int64_t kFewSteps = 5;           // fewer say little of how steps vary
+constexpr double kHostMatters = 1.02;           // gain with a fast host / gain with the recorded one
 constexpr double kTableDiffers = 1.5;           // NCCL in the job against NCCL in the table
 constexpr std::size_t kManyPoints = 8'000'000;  // beyond it fewer replays
 constexpr std::size_t kShownName = 120;
@@ -145,12 +150,14 @@ class Estimator {
         dtype && std::find(options_.dtypes.begin(), options_.dtypes.end(), *dtype) != options_.dtypes.end();
     if (!is_all_reduce(call.function)) {
       why_not = "not an all-reduce";
+    } else if (!call.op.empty() && call.op != "sum" && call.op != "avg") {
+      why_not = "operator " + call.op + " is never compressed";
     } else if (collective.dtype.empty()) {
       why_not = "data type unknown";
-    } else if (!dtype || (!wanted && !options_.policy)) {
-      why_not = "data type " + collective.dtype + " is not compressed";
-    } else if (!call.op.empty() && call.op != "sum" && call.op != "avg") {
-      why_not = "operator " + call.op + " is not compressed";
+    } else if (!dtype) {
+      why_not = "data type " + collective.dtype + " is never compressed";
+    } else if (!wanted && !options_.policy) {
+      why_not = "data type " + collective.dtype + " only if a policy's rule names it";
     } else if (ranks == 1) {
       why_not = "one rank";
     } else if (ranks == 0) {
@@ -191,6 +198,10 @@ class Estimator {
     }
   }
 
+  static std::string not_in_table(const std::string& dtype) {
+    return "the cost table says nothing of " + dtype + " and this number of ranks";
+  }
+
   Verdict judge_call(const Collective& collective) const {
     Verdict verdict;
     const auto dtype = eligible_type(collective, verdict.why_not);
@@ -213,7 +224,7 @@ class Estimator {
     }
     const auto at = thresholds_.find({*dtype, ranks});
     if (at == thresholds_.end()) {
-      verdict.why_not = "the cost table says nothing of " + collective.dtype;
+      verdict.why_not = not_in_table(collective.dtype);
     } else if (at->second == kNeverBytes) {
       verdict.why_not = "Echo is not 10% faster than NCCL at this or a larger size";
     } else if (collective.bytes < at->second) {
@@ -244,7 +255,7 @@ class Estimator {
       const auto time = echo_time(collective, 1e6);
       if (!time) {
         verdicts_[i].chosen = false;
-        verdicts_[i].why_not = "the cost table says nothing of " + collective.dtype;
+        verdicts_[i].why_not = not_in_table(collective.dtype);
         continue;
       }
       if (!out_.evidence || time->evidence > *out_.evidence) out_.evidence = time->evidence;
@@ -301,6 +312,29 @@ class Estimator {
     return simulated_step_ns(trace_, study_.timeline, study_.steps, scenario);
   }
 
+  // Gain of a replay over another: of the median step in the middle, of single steps at the ends, which leave
+  // out one step in ten on either side.
+  Interval3 gain_of(const Scenario& before, const Scenario& after) const {
+    const auto slow = simulated_steps_ns(trace_, study_.timeline, study_.steps, before);
+    const auto fast = simulated_steps_ns(trace_, study_.timeline, study_.steps, after);
+    Interval3 gain;
+    gain.mid = median_step_ns(study_.steps, slow) / std::max(median_step_ns(study_.steps, fast), 1.0);
+    std::vector<double> gains;
+    for (std::size_t step = 0; step < slow.size(); ++step) {
+      if (study_.steps.is_used(static_cast<std::int32_t>(step)) && slow[step] > 0 && fast[step] > 0)
+        gains.push_back(static_cast<double>(slow[step]) / static_cast<double>(fast[step]));
+    }
+    std::sort(gains.begin(), gains.end());
+    const auto at = [&](double share) {
+      return gains.empty() ? gain.mid
+                           : gains[static_cast<std::size_t>(
+                                 std::lround(share * static_cast<double>(gains.size() - 1)))];
+    };
+    gain.low = std::min(gain.mid, at(kUnusualStep));
+    gain.high = std::max(gain.mid, at(1 - kUnusualStep));
+    return gain;
+  }
+
   // Without host calls a gap between kernels may be the host's: then a faster exchange only makes it longer.
   // One gap a step is the synchronisation at its end; a host that can't keep up leaves many.
   bool host_may_bound() const {
@@ -325,19 +359,37 @@ class Estimator {
     after_ = with.mid;
     pinned_ = !chosen.empty() && host_may_bound();
     with.slow.pin_unexplained = pinned_;
-    const bool any = !chosen.empty();
-    const double fast = any ? step_of_scenario(with.fast) : base;
-    const double mid = any ? step_of_scenario(with.mid) : base;
-    const double slow = any ? step_of_scenario(with.slow) : base;
-    out_.gain = {base / std::max({slow, mid, 1.0}), base / std::max(mid, 1.0),
-                 base / std::max(std::min(fast, mid), 1.0)};
+    Scenario recorded = study_.recorded, free = free_transfer(study_, eligible);
+    const std::vector<float> fast_host =
+        fast_host_factors(trace_, study_.timeline, study_.launches, study_.steps);
+    out_.gain = {1, 1, 1};
+    Interval3 as_recorded;  // with the fast end of the costs
+    if (!chosen.empty()) {
+      out_.gain.mid = base / std::max(step_of_scenario(with.mid), 1.0);
+      out_.gain.low = std::min(out_.gain.mid, gain_of(recorded, with.slow).low);
+      as_recorded = gain_of(recorded, with.fast);
+      out_.gain.high = std::max(out_.gain.mid, as_recorded.high);
+    }
+    double zero_gain = 1, zero_gain_fast_host = 1;
+    if (!eligible.empty()) zero_gain = zero_gain_fast_host = gain_of(recorded, free).mid;
+    if (!fast_host.empty() && !eligible.empty()) {
+      // Before and after with the same host, so that a faster host is no gain by itself.
+      recorded.host_factor = with.fast.host_factor = free.host_factor = fast_host;
+      zero_gain_fast_host = std::max(zero_gain, gain_of(recorded, free).mid);
+      if (!chosen.empty()) {
+        const Interval3 fast_gain = gain_of(recorded, with.fast);
+        host_matters_ = fast_gain.mid > kHostMatters * as_recorded.mid;
+        out_.gain.high = std::max(out_.gain.high, fast_gain.high);
+      }
+    }
     out_.after_us = {out_.before_us / out_.gain.high, out_.before_us / out_.gain.mid,
                      out_.before_us / out_.gain.low};
+    out_.zero_low_us = out_.before_us / std::max(zero_gain_fast_host, 1.0);
     // In the proportion of the replay, so that its own error does not look like a gain.
     const double scale = study_.steps.median_ns / base;
-    const double zero = eligible.empty() ? base : step_of_scenario(free_transfer(study_, eligible));
-    out_.zero_us = us(zero * scale);
-    out_.exposed_transfer_us = us((base - zero) * scale);
+    out_.zero_us = out_.before_us / zero_gain;
+    out_.zero_low_us = std::min(out_.zero_low_us, out_.zero_us);
+    out_.exposed_transfer_us = out_.before_us - out_.zero_us;
     if (out_.quality.partial_collectives == 0 && out_.quality.collectives > 0) {
       Scenario alone = study_.recorded;
       alone.no_wait = true;
@@ -451,8 +503,8 @@ class Estimator {
         {"launch", "latencies of launches and synchronisation"},
         {"unexplained", "waits that the recording does not explain"}};
     const CriticalShare& most = out_.critical_path.front();
-    out_.bound = "after compression the step is bound by " + kSentences.at(most.what) + " (" +
-                 percent(most.share) + " of the critical path)";
+    out_.bound = std::string(out_.evidence ? "after compression the step" : "the step") + " is bound by " +
+                 kSentences.at(most.what) + " (" + percent(most.share) + " of the critical path)";
   }
 
   void fill_policy() {
@@ -489,6 +541,22 @@ class Estimator {
       warn(std::to_string(quality.contradicted_edges) +
            " dependencies contradict the recorded times and were left out: clocks or matching are not to be "
            "trusted");
+    if (host_matters_)
+      warn(
+          "the step would be bound by the host, whose time was measured while recording and while waiting "
+          "for NCCL: it may shrink too; the high gain has the host at the fast end of what was recorded");
+    if (out_.steps.variation > kVariesFrom)
+      warn("the recorded steps vary by " + percent(out_.steps.variation) +
+           " (standard deviation / mean): another run may differ as much");
+    if (out_.evidence && out_.steps.used < kFewSteps && study_.steps.source != StepSource::kWindow)
+      warn("only " + std::to_string(out_.steps.used) + (out_.steps.used == 1 ? " step was" : " steps were") +
+           " used: the interval does not know how steps vary");
+    if (trace_.excerpt)
+      warn("the profile is an excerpt: " + std::to_string(out_.steps.found) + " of " +
+           std::to_string(trace_.excerpt->of_steps) + " recorded steps");
+    if (trace_.mixed_commands)
+      warn("the profile holds recordings of different commands: they are taken as one job");
+    for (const std::string& text : options_.costs_warnings) warn(text);
     if (quality.host_coverage < 0.5)
       warn("host calls were not recorded: gaps between kernels are taken as fixed");
     if (pinned_)
@@ -566,14 +634,19 @@ class Estimator {
       if (alone && out_.bypass.empty()) {
         because("one_rank", "the job runs on one rank: nothing is exchanged");
       } else {
-        because("no_nccl_all_reduce", "no all-reduce went through NCCL");
+        because("no_nccl_all_reduce",
+                trace_.calls.empty() ? "no collective was recorded" : "no all-reduce went through NCCL");
       }
       return;
     }
     if (chosen == 0 && eligible > 0) {
       std::int64_t from = kNeverBytes;
       for (const auto& [key, bytes] : thresholds_) from = std::min(from, bytes);
-      if (from != kNeverBytes && largest < from) {
+      if (model_.has_table() && thresholds_.empty()) {
+        because("not_in_table",
+                "the cost table says nothing of these data types and numbers of ranks: "
+                "measure them with `echo-tp bench`");
+      } else if (from != kNeverBytes && largest < from) {
         because("too_small", "messages are too small: at most " + format_bytes(largest) +
                                  ", Echo pays from " + format_bytes(from));
       } else if (!options_.policy && (model_.has_table() || from == kNeverBytes)) {
@@ -603,14 +676,19 @@ class Estimator {
     out_.assumptions = {"host work takes the time that it took in the recording",
                         "kernels keep their durations, GPUs their clocks",
                         "a collective is a barrier and a transfer; only the transfer changes",
-                        "shapes, batches and numbers of steps stay as they are",
-                        "the recorded steps are typical (" + std::to_string(out_.steps.used) +
-                            " used, coefficient of variation " + percent(out_.steps.variation) + ")"};
+                        "shapes, batches and numbers of steps stay as they are"};
+    if (out_.evidence)
+      out_.assumptions.push_back(
+          "the gain's interval spans the spread of the costs and 8 of 10 recorded steps, not what differs "
+          "between runs");
+    if (out_.steps.used >= kFewSteps && out_.steps.variation <= kVariesFrom)
+      out_.assumptions.push_back("the recorded steps are typical (" + std::to_string(out_.steps.used) +
+                                 " used, standard deviation / mean " + percent(out_.steps.variation) + ")");
     const bool unknown_op = std::any_of(classes_.begin(), classes_.end(), [](const MessageClass& it) {
       return is_all_reduce(it.function) && it.op.empty();
     });
     if (unknown_op) out_.assumptions.push_back("all-reduces whose operator was not recorded are sums");
-    if (!model_.has_table())
+    if (!model_.has_table() && out_.evidence)
       out_.assumptions.push_back("modelled: Echo moves " +
                                  percent(wire_share(options_.codec, DataType::kBf16)) +
                                  " of the bytes in the same share of the time, plus 30 us and 6 passes over "
@@ -628,13 +706,18 @@ class Estimator {
   std::map<std::pair<DataType, int>, std::int64_t> thresholds_;
   Scenario after_;
   bool pinned_ = false;
+  bool host_matters_ = false;  // a faster host would raise the gain
 };
 
 }  // namespace
 
 Result<Estimate> estimate(const Trace& trace, const EstimateOptions& options) {
   auto study = study_trace(trace, options.step_regex);
-  if (!study) return study.error();
+  if (!study) {
+    Error error = study.error();
+    if (error.where.empty()) error.where = options.profile_label;
+    return error;
+  }
   if (study->identity_error > kRefuseFrom) {
     return Error{ErrorCode::kInsufficient,
                  "replaying the recording unchanged gives a step of " +

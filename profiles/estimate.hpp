@@ -23,11 +23,12 @@
 namespace echotp {
 
 struct EstimateOptions {
-  std::optional<CostTable> costs;  // unset: the bounded model, labelled "modelled"
-  std::string costs_label;         // path of the table, for the document
-  std::string profile_label;       // path of the profile, for the document
-  std::optional<Policy> policy;    // decide as this policy does; unset: propose one
-  std::string step_regex;          // names of NVTX ranges that are steps, ECMAScript; empty: the default
+  std::optional<CostTable> costs;           // unset: the bounded model, labelled "modelled"
+  std::string costs_label;                  // path of the table, for the document
+  std::vector<std::string> costs_warnings;  // why the table may not fit, for the document
+  std::string profile_label;                // path of the profile, for the document
+  std::optional<Policy> policy;             // decide as this policy does; unset: propose one
+  std::string step_regex;  // names of NVTX ranges that are steps, ECMAScript; empty: the default
   std::vector<DataType> dtypes = {DataType::kBf16, DataType::kFp16};  // that may be compressed
   Codec codec;
   Compensation compensation;
@@ -125,8 +126,11 @@ struct Estimate {
   double before_us = 0;    // measured step
   double replayed_us = 0;  // identity replay
   Interval3 after_us;      // low is the fastest step
-  Interval3 gain;          // factor, before / after; low is the smallest gain
-  double zero_us = 0;  // step if eligible all-reduces transferred in no time: the most any compression gives
+  /// Factor, before / after; low is the smallest gain. Low and high hold 8 of 10 recorded steps with costs at
+  /// either end of their spread; high also holds a host at the fast end of what was recorded.
+  Interval3 gain;
+  double zero_us = 0;      // step if eligible all-reduces transferred in no time and the host was as recorded
+  double zero_low_us = 0;  // the same with the host at the fast end of what was recorded
   std::optional<double> nowait_us;        // step if nobody waited for a slower rank; unset: ranks are missing
   double exposed_transfer_us = 0;         // before - zero
   std::optional<double> exposed_wait_us;  // before - nowait
@@ -136,7 +140,7 @@ struct Estimate {
   std::vector<BypassEstimate> bypass;
   std::vector<CriticalShare> critical_path;  // after compression, largest first
   std::string bound;                         // what limits the step then, one sentence
-  std::vector<NoGainReason> reasons;               // why there is little or no gain; empty if there is one
+  std::vector<NoGainReason> reasons;         // why there is little or no gain; empty if there is one
   Policy policy;                             // proposed, or the one given; no rule: leave the job alone
   std::vector<std::string> assumptions;
   std::vector<std::string> warnings;

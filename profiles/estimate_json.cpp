@@ -77,6 +77,7 @@ std::string estimate_json(const Estimate& estimate) {
                        {"after_us", interval(estimate.after_us, 3)},
                        {"gain", interval(estimate.gain, 6)},
                        {"zero_us", rounded(estimate.zero_us)},
+                       {"zero_low_us", rounded(estimate.zero_low_us)},
                        {"nowait_us", rounded(estimate.nowait_us)},
                        {"exposed_transfer_us", rounded(estimate.exposed_transfer_us)},
                        {"exposed_wait_us", rounded(estimate.exposed_wait_us)},

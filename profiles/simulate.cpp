@@ -10,9 +10,19 @@ namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min();
 
+// Of the host, rather than of something that it waits for.
+bool is_work(EdgeKind kind) {
+  return kind == EdgeKind::kDuration || kind == EdgeKind::kHostOrder || kind == EdgeKind::kHandOff;
+}
+
 // What an edge demands of its point.
 std::int64_t demand(const Timeline& timeline, const Scenario& scenario, const Edge& edge, std::uint32_t point,
                     const std::vector<std::int64_t>& at) {
+  if (!scenario.host_factor.empty() && point >= timeline.host_base && point < timeline.meet_base &&
+      is_work(edge.kind)) {
+    const double factor = scenario.host_factor[(point - timeline.host_base) / 2];
+    return at[edge.from] + static_cast<std::int64_t>(static_cast<double>(edge.lag_ns) * factor);
+  }
   if (edge.kind != EdgeKind::kTransfer) return at[edge.from] + edge.lag_ns;
   const std::int64_t lag =
       std::max<std::int64_t>(0, scenario.transfer_ns[edge.from - timeline.meet_base] + edge.lag_ns);
@@ -56,11 +66,16 @@ void split(const Timeline& timeline, const std::vector<std::int64_t>& at, std::v
 
 }  // namespace
 
-double simulated_step_ns(const Trace& trace, const Timeline& timeline, const Steps& steps,
-                         const Scenario& scenario) {
+std::vector<std::int64_t> simulated_steps_ns(const Trace& trace, const Timeline& timeline, const Steps& steps,
+                                             const Scenario& scenario) {
   std::vector<std::int64_t> start, end;
   split(timeline, simulate(timeline, scenario), start, end);
-  return median_step_ns(steps, step_durations(trace, steps, start, end));
+  return step_durations(trace, steps, start, end);
+}
+
+double simulated_step_ns(const Trace& trace, const Timeline& timeline, const Steps& steps,
+                         const Scenario& scenario) {
+  return median_step_ns(steps, simulated_steps_ns(trace, timeline, steps, scenario));
 }
 
 CriticalPath critical_path(const Trace& trace, const Timeline& timeline, const Steps& steps,

@@ -14,6 +14,7 @@ struct Scenario {
   std::vector<std::int64_t> transfer_ns;  // by rendezvous
   bool no_wait = false;                   // every rank transfers as soon as it arrives
   bool pin_unexplained = false;           // waits that the host may have caused keep their clock time
+  std::vector<float> host_factor;         // by host call, of its work; empty: as recorded
 };
 
 /// The scenario that changes nothing.
@@ -21,6 +22,10 @@ Scenario recorded_scenario(const CollectiveSet& set);
 
 /// Time of every point, in nanoseconds; points that take no part keep -1.
 std::vector<std::int64_t> simulate(const Timeline& timeline, const Scenario& scenario);
+
+/// By step, its duration in a replay, in nanoseconds.
+std::vector<std::int64_t> simulated_steps_ns(const Trace& trace, const Timeline& timeline, const Steps& steps,
+                                             const Scenario& scenario);
 
 /// Median step of a replay, in nanoseconds.
 double simulated_step_ns(const Trace& trace, const Timeline& timeline, const Steps& steps,

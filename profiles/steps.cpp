@@ -140,6 +140,10 @@ std::vector<std::int64_t> step_clock(const Trace& trace, const DeviceTimes& time
 void assign_by_spans(const Trace& trace, const std::vector<std::vector<Span>>& spans,
                      const std::vector<std::int64_t>& clock, Steps& steps) {
   steps.step_of_op.assign(trace.device_ops.size(), -1);
+  steps.begin_ns.resize(spans.size());
+  for (std::size_t process = 0; process < spans.size(); ++process) {
+    for (const Span& span : spans[process]) steps.begin_ns[process].push_back(span.start_ns);
+  }
   for (std::size_t i = 0; i < clock.size(); ++i) {
     if (clock[i] < 0) continue;
     const std::vector<Span>& mine = spans[trace.device_ops[i].process];

@@ -21,10 +21,11 @@ const char* step_source_name(StepSource source);
 
 struct Steps {
   StepSource source = StepSource::kWindow;
-  std::string name;                       // of the range or of the operation that starts a step
-  std::int32_t found = 0;                 // steps that every rank has
-  std::int32_t first_used = 0;            // the ones before are warm-up
-  std::vector<std::int32_t> step_of_op;   // by device operation; -1: outside all steps
+  std::string name;                                 // of the range or of the operation that starts a step
+  std::int32_t found = 0;                           // steps that every rank has
+  std::int32_t first_used = 0;                      // the ones before are warm-up
+  std::vector<std::int32_t> step_of_op;             // by device operation; -1: outside all steps
+  std::vector<std::vector<std::int64_t>> begin_ns;  // by process and step: on one clock, where it begins
   bool chained = true;                    // a step lasts from the end of the one before to its own end
   std::vector<std::int64_t> duration_ns;  // by step: of the slowest rank, as recorded
   double median_ns = 0;                   // of the used ones

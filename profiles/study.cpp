@@ -107,7 +107,8 @@ Result<Study> study_trace(const Trace& trace, const std::string& step_regex) {
                                [](std::int64_t start) { return start >= 0; });
   if (!any) {
     return Error{ErrorCode::kInsufficient,
-                 "the profile holds no device times (no kernel was recorded): record again with CUPTI free",
+                 "no GPU kernel was timed, only what the host called: most often another profiler held the "
+                 "GPU's tracing (CUPTI); record again without it",
                  ""};
   }
   study.clocks = align_clocks(trace, study.times, study.set);

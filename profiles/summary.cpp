@@ -75,6 +75,11 @@ void fill_notes(const Trace& trace, const CollectiveSet& set, ProfileSummary& ou
     out.notes.push_back("no process was recorded");
     return;
   }
+  if (trace.mixed_commands)
+    out.notes.push_back("the profile holds recordings of different commands: they are taken as one job");
+  if (trace.excerpt)
+    out.notes.push_back("the profile is an excerpt of a recording of " +
+                        std::to_string(trace.excerpt->of_steps) + " steps");
   if (trace.calls.empty())
     out.notes.push_back("no collective went through NCCL");
   else if (set.calls_without_kernel > 0)

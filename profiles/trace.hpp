@@ -106,8 +106,14 @@ struct Process {
   std::vector<std::string> notes;  // what could not be recorded and why
   std::int64_t dropped_records = 0;
   bool complete = false;  // the process ended in order; false: killed or crashed, readable up to there
-  std::vector<std::pair<std::string, std::string>> environment;  // allow-listed variables of the job: NCCL_*, CUDA_*
+  std::vector<std::pair<std::string, std::string>>
+      environment;                     // allow-listed variables of the job: NCCL_*, CUDA_*
   std::optional<double> traced_ratio;  // traced step time / untraced step time; unset: not measured
+};
+
+/// Marks a trace that was cut out of a longer one.
+struct Excerpt {
+  std::int64_t of_steps = 0;  // steps of the whole recording
 };
 
 struct Trace {
@@ -118,7 +124,9 @@ struct Trace {
   std::vector<DeviceOp> device_ops;   // per process and stream in start order
   std::vector<HostApi> host_apis;     // per process in start order
   std::vector<Range> ranges;
-  std::vector<std::string> command;   // of `echo-tp profile`
+  std::vector<std::string> command;  // of `echo-tp profile`
+  bool mixed_commands = false;       // several recordings of different commands were put together
+  std::optional<Excerpt> excerpt;
   std::int64_t truncated_frames = 0;  // frames at the end of a file that a crash cut
 };
 

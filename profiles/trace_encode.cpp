@@ -360,11 +360,12 @@ std::string SectionEncoder::take_text() {
   return out;
 }
 
-std::string header_line(const std::vector<std::string>& command) {
+std::string header_line(const std::vector<std::string>& command, std::optional<std::int64_t> of_steps) {
   std::string out = "{\"schema\":\"";
   out += kProfileSchema;
   out += "\",\"generator\":{\"name\":\"echo-tp\",\"version\":\"" ECHO_TP_VERSION "\"},\"command\":";
   append_strings(out, command);
+  if (of_steps) out += ",\"excerpt\":{\"of_steps\":" + std::to_string(*of_steps) + "}";
   out += '}';
   return out;
 }

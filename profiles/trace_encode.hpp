@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -146,8 +147,9 @@ class SectionEncoder {
   std::vector<RangeRow> ranges_;
 };
 
-/// The line that starts a file. `command` is that of `echo-tp profile`; empty in a part file.
-std::string header_line(const std::vector<std::string>& command);
+/// The line that starts a file. `command` is that of `echo-tp profile`; empty in a part file. `of_steps`: the
+/// file is an excerpt of a recording of so many steps; unset: it is whole.
+std::string header_line(const std::vector<std::string>& command, std::optional<std::int64_t> of_steps = {});
 /// The line that starts a process. Times of its rows are relative to `epoch_ns`.
 std::string process_line(const Process& process, std::int64_t epoch_ns);
 /// Facts learnt since process_line(): only what is known is written.

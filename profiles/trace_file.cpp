@@ -231,7 +231,9 @@ Status write_profile(const Trace& trace, const std::string& path) {
   if (Status fine = check(trace, path); !fine) return fine;
   FrameFile file;
   if (Status created = file.create(path); !created) return created;
-  if (Status done = file.add(header_line(trace.command) + "\n"); !done) return done;
+  std::optional<std::int64_t> of_steps;
+  if (trace.excerpt) of_steps = trace.excerpt->of_steps;
+  if (Status done = file.add(header_line(trace.command, of_steps) + "\n"); !done) return done;
   const std::vector<Members> members = members_of(trace);
   for (std::size_t p = 0; p < trace.processes.size(); ++p) {
     if (Status done = write_section(trace, p, members[p], file); !done) return done;
@@ -296,6 +298,8 @@ Trace trim_trace(const Trace& trace, std::int64_t from_ns, std::int64_t to_ns) {
   out.names = trace.names;
   out.communicators = trace.communicators;
   out.command = trace.command;
+  out.excerpt = trace.excerpt;
+  out.mixed_commands = trace.mixed_commands;
   std::vector<std::int32_t> new_op(trace.device_ops.size(), -1);
   for (std::size_t i = 0; i < trace.device_ops.size(); ++i) {
     if (!inside(trace.device_ops[i].start_ns)) continue;

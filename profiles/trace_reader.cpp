@@ -2,6 +2,8 @@
 // read_profile(): lines of JSON -> Trace. Every number is checked before it is used as an index or a time.
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <tuple>
 #include <unordered_map>
 
 #include "profiles/batch_columns.hpp"
@@ -72,7 +74,16 @@ class Parser {
       bad("/schema", foreign() + ", found " + name);
     }
     have_header_ = true;
-    if (trace_.command.empty()) trace_.command = texts_of(json, "command", "");
+    std::vector<std::string> command = texts_of(json, "command", "");
+    if (trace_.command.empty()) {
+      trace_.command = std::move(command);
+    } else if (!command.empty() && command != trace_.command) {
+      trace_.mixed_commands = true;
+    }
+    if (const auto it = json.find("excerpt"); it != json.end()) {
+      if (!it->is_object() || !it->contains("of_steps")) bad("/excerpt", "expected {\"of_steps\":N}");
+      trace_.excerpt = Excerpt{integer((*it)["of_steps"], "/excerpt/of_steps", 1, kMax32)};
+    }
   }
 
   Process& current() { return trace_.processes.back(); }
@@ -93,6 +104,10 @@ class Parser {
       bad("/process/epoch_ns", "expected nanoseconds since 1970 as a string of digits");
     }
     epoch_ns_ = std::stoll(epoch);
+    // The same process twice would be two ranks that always arrive together.
+    if (current().pid >= 0 && !seen_.emplace(current().host, current().pid, epoch_ns_).second)
+      bad("/process", "process " + std::to_string(current().pid) + " of host " + current().host +
+                          " is in the file twice");
     facts(json, "/process");
   }
 
@@ -386,6 +401,7 @@ class Parser {
   std::vector<std::int32_t> global_;
   std::unordered_map<std::string, std::int32_t> trace_names_;
   std::unordered_map<std::uint64_t, std::int32_t> communicators_;
+  std::set<std::tuple<std::string, std::int32_t, std::int64_t>> seen_;  // host, pid, epoch
   std::int64_t epoch_ns_ = 0;
   std::int64_t rows_ = 0;
   std::int64_t name_bytes_ = 0;

@@ -374,16 +374,91 @@ TEST_CASE("one rank, no NCCL, bypass, refused types: gain 1 and the reason") {
   REQUIRE(refused);
   CHECK(refused->gain.mid == 1.0);
   CHECK(has_reason(*refused, "not_eligible"));
-  CHECK(refused->classes[0].why_not == "data type int32 is not compressed");
+  CHECK(refused->classes[0].why_not == "data type int32 is never compressed");
 
   Trace largest = serial_job({.ranks = 2}).trace();
   for (CollectiveCall& call : largest.calls) call.op = "max";
-  CHECK(estimate(largest, with(table(2.5, 80, 2)))->classes[0].why_not == "operator max is not compressed");
+  CHECK(estimate(largest, with(table(2.5, 80, 2)))->classes[0].why_not == "operator max is never compressed");
+}
+
+TEST_CASE("the obstacle that is named is the real one: the operator before the type, fp32 only by a rule") {
+  Trace trace = serial_job({.ranks = 2}).trace();
+  for (CollectiveCall& call : trace.calls) call.dtype = "fp32";
+  CHECK(estimate(trace, with(table(2.5, 80, 2)))->classes[0].why_not ==
+        "data type fp32 only if a policy's rule names it");
+  for (CollectiveCall& call : trace.calls) call.op = "max";
+  CHECK(estimate(trace, with(table(2.5, 80, 2)))->classes[0].why_not == "operator max is never compressed");
+}
+
+TEST_CASE("a table that says nothing of the job's type is not a table that says no") {
+  SyntheticJob job = serial_job({.ranks = 2});
+  for (const bool empty : {true, false}) {
+    CostTable costs = table(2.5, 80, 2);
+    for (CostEntry& entry : costs.entries) entry.dtype = DataType::kFp32;
+    if (empty) costs.entries.clear();
+    const auto it = estimate(job.trace(), with(costs));
+    REQUIRE(it);
+    CHECK(has_reason(*it, "not_in_table"));
+    CHECK_FALSE(has_reason(*it, "does_not_pay"));
+    CHECK(it->classes[0].why_not == "the cost table says nothing of bf16 and this number of ranks");
+  }
+}
+
+TEST_CASE("steps that vary widen the interval, are warned of, and are not called typical") {
+  const auto make = [](double vary) {
+    SyntheticJob job(2);
+    for (int step = 0; step < 24; ++step) {
+      job.begin_step();
+      for (int layer = 0; layer < 6; ++layer) {
+        job.kernel(7, "gemm", [&](int) { return 300 * (1 + vary * (2 * noise(3, step + 1, 1) - 1)); });
+        job.collective(7, "AllReduce", 16 << 20, 300);
+      }
+      job.synchronise(7);
+      job.end_step();
+    }
+    return job;
+  };
+  SyntheticJob calm_job = make(0.0), wild_job = make(0.9);
+  const auto calm = estimate(calm_job.trace(), with(table(2.5, 300, 2)));
+  const auto wild = estimate(wild_job.trace(), with(table(2.5, 300, 2)));
+  REQUIRE(calm);
+  REQUIRE(wild);
+  CHECK(calm->gain.high - calm->gain.low < 0.01);
+  // A step of 300 + g gains (300 + g) / (120 + g): nine steps in ten have g between 30 and 570.
+  CHECK(wild->gain.low < 1.32);
+  CHECK(wild->gain.low > (300 + 570.0) / (120 + 570.0) - 0.01);
+  CHECK(wild->gain.high > 1.7);
+  CHECK(wild->gain.high < (300 + 30.0) / (120 + 30.0) + 0.01);
+  CHECK(warns(*wild, "recorded steps vary by"));
+  CHECK_FALSE(warns(*calm, "recorded steps vary by"));
+  const auto typical = [](const Estimate& it) {
+    return std::any_of(it.assumptions.begin(), it.assumptions.end(), [](const std::string& text) {
+      return text.find("steps are typical") != std::string::npos;
+    });
+  };
+  CHECK(typical(*calm));
+  CHECK_FALSE(typical(*wild));
+  CHECK(warns(*estimate(serial_job({.steps = 3}).trace(), with(table(2.5))), "how steps vary"));
+}
+
+TEST_CASE("what is doubtful of the input reaches the answer") {
+  Trace trace = serial_job({.ranks = 2}).trace();
+  EstimateOptions options = with(table(2.5, 80, 2));
+  CHECK_FALSE(warns(*estimate(trace, options), "different commands"));
+  trace.mixed_commands = true;
+  options.costs_warnings = {"the table is of Mars"};
+  const auto it = estimate(trace, options);
+  REQUIRE(it);
+  CHECK(warns(*it, "different commands"));
+  CHECK(warns(*it, "the table is of Mars"));
 }
 
 TEST_CASE("data that can't carry an answer") {
-  const auto nothing = estimate(Trace{}, EstimateOptions{});
+  EstimateOptions named;
+  named.profile_label = "job.echoprof";
+  const auto nothing = estimate(Trace{}, named);
   REQUIRE_FALSE(nothing);
+  CHECK(nothing.error().where == "job.echoprof");
   CHECK(nothing.error().code == ErrorCode::kInsufficient);
   Trace unseen = serial_job({.ranks = 2}).trace();
   for (CollectiveCall& call : unseen.calls) call.ops.clear();

@@ -63,6 +63,45 @@ std::string error_of_lines(const Folder& folder, const std::string& lines) {
   return error_of(path);
 }
 
+TEST_CASE("a process that is in the file twice is refused, its namesake of another time is not") {
+  const Folder folder;
+  CHECK(error_of_lines(folder, kHeader + kProcess + kHeader + kProcess).find("is in the file twice") !=
+        std::string::npos);
+  const std::string later = "{\"process\":{\"host\":\"h\",\"pid\":1,\"epoch_ns\":\"2000\"}}\n";
+  CHECK(error_of_lines(folder, kHeader + kProcess + later).empty());
+}
+
+TEST_CASE("recordings of different commands in one file are told from parts of one job") {
+  const Folder folder;
+  const auto mixed = [&](const std::string& first, const std::string& second) {
+    const auto header = [](const std::string& command) {
+      return "{\"schema\":\"echo-tp/profile/1\",\"command\":[" + command + "]}\n";
+    };
+    put(folder.file("m.echoprof"), frame(header(first) + kProcess) + frame(header(second)));
+    const Result<Trace> trace = read_profile(folder.file("m.echoprof"));
+    REQUIRE(trace);
+    return trace->mixed_commands;
+  };
+  CHECK(mixed("\"a\"", "\"b\""));
+  CHECK_FALSE(mixed("\"a\"", "\"a\""));
+  CHECK_FALSE(mixed("", "\"a\""));
+  CHECK_FALSE(mixed("\"a\"", ""));
+}
+
+TEST_CASE("the mark of an excerpt is kept, and checked") {
+  const Folder folder;
+  Trace trace;
+  trace.processes.resize(1);
+  trace.excerpt = Excerpt{80};
+  REQUIRE(write_profile(trace, folder.file("e.echoprof")));
+  const Result<Trace> read = read_profile(folder.file("e.echoprof"));
+  REQUIRE(read);
+  REQUIRE(read->excerpt);
+  CHECK(read->excerpt->of_steps == 80);
+  CHECK(error_of_lines(folder, "{\"schema\":\"echo-tp/profile/1\",\"excerpt\":{\"of_steps\":0}}\n")
+            .find("/excerpt/of_steps") != std::string::npos);
+}
+
 Trace example() {
   constexpr std::int64_t t = 1'790'000'000'000'000'000;
   Trace trace;
