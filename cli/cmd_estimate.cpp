@@ -48,24 +48,29 @@ struct Options {
   bool force = false;
 };
 
-// The user's table, else a shipped one that fits, else none.
-Status choose(Terminal& terminal, const Options& options, const Trace& trace, EstimateOptions& out) {
+// The user's table, else a shipped one that fits, else none; `said` is what to tell of the choice.
+Status choose(const Options& options, const Trace& trace, EstimateOptions& out, std::string& said) {
   if (options.costs) {
     auto table = read_costs(*options.costs);
     if (!table) return table.error();
+    if (table->entries.empty())
+      return Error{ErrorCode::kInsufficient, "the cost table has no entry: echo-tp bench measures them",
+                   *options.costs};
+    out.costs_warnings = cost_mismatches(machine_of(trace), *table);
     out.costs = *std::move(table);
     out.costs_label = *options.costs;
     return Unit{};
   }
+  if (trace.calls.empty()) return Unit{};
   const std::vector<NamedCosts> tables = load_cost_tables(find_installation().share + "/costs");
   const CostChoice choice = choose_costs(machine_of(trace), tables);
   if (choice.chosen) {
     out.costs = choice.chosen->table;
     out.costs_label = choice.chosen->path;
-    terminal.note("costs: " + choice.chosen->path + ", " + choice.why);
+    said = "costs: " + choice.chosen->path + ", " + choice.why;
   } else {
-    terminal.note("costs are modelled, not measured: " + choice.why +
-                  "; echo-tp bench measures this machine, --costs takes the result");
+    said = "costs are modelled, not measured: " + choice.why +
+           "; echo-tp bench measures this machine, --costs takes the result";
   }
   return Unit{};
 }
@@ -111,11 +116,12 @@ int run(Session& session) {
   if (!trace) return failed(trace.error());
   if (trace->truncated_frames > 0)
     terminal.warning(*options.profile + ": its end was cut off by a crash; the rest is used");
-  if (const Status status = choose(terminal, options, *trace, question); !status)
-    return failed(status.error());
+  std::string said;
+  if (const Status status = choose(options, *trace, question, said); !status) return failed(status.error());
 
   const auto answer = estimate(*trace, question);
   if (!answer) return failed(answer.error());
+  if (!said.empty()) terminal.note(said);
   if (const Status status = deliver_json(terminal, options.json, estimate_json(*answer)); !status)
     return failed(status.error());
   if (!options.json.to_stdout) terminal.out(estimate_text(*answer, terminal.unicode()));

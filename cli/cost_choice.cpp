@@ -80,4 +80,21 @@ CostChoice choose_costs(const TraceMachine& machine, const std::vector<NamedCost
   return {best, "measured on " + machine.gpu + ", " + best->table.environment.link.value_or("")};
 }
 
+std::vector<std::string> cost_mismatches(const TraceMachine& machine, const CostTable& table) {
+  std::vector<std::string> out;
+  const CostEnvironment& environment = table.environment;
+  if (!machine.gpu.empty() && environment.gpu && *environment.gpu != machine.gpu)
+    out.push_back("the cost table was measured on " + *environment.gpu + ", the profile was recorded on " +
+                  machine.gpu);
+  if (machine.ranks_share_gpu && environment.link &&
+      *machine.ranks_share_gpu != measured_on_shared_gpu(table)) {
+    out.push_back("the cost table is of another link (" + *environment.link + "); in the profile the ranks " +
+                  (*machine.ranks_share_gpu ? "share a GPU" : "have a GPU each"));
+  }
+  if (machine.ranks >= 2 && !has_ranks(table, machine.ranks))
+    out.push_back("the cost table has no entry for " + std::to_string(machine.ranks) +
+                  " ranks: those of another number stand in");
+  return out;
+}
+
 }  // namespace echotp

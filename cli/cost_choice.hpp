@@ -36,4 +36,7 @@ struct CostChoice {
 };
 CostChoice choose_costs(const TraceMachine& machine, const std::vector<NamedCosts>& tables);
 
+/// Why a table that was asked for may not fit the machine, one line each; empty: nothing speaks against it.
+std::vector<std::string> cost_mismatches(const TraceMachine& machine, const CostTable& table);
+
 }  // namespace echotp

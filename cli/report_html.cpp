@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "cli/report_text.hpp"
 #include "cli/text.hpp"
 #include "echo_tp_version.h"
 
@@ -47,7 +48,11 @@ std::string steps_svg(const Estimate& estimate) {
     bars.push_back({"with Echo", "echo", show_factor(estimate.gain.mid), estimate.after_us.mid,
                     estimate.after_us.low, estimate.after_us.high});
   }
-  bars.push_back({"transfer free", "most", "the most that any compression could give", estimate.zero_us});
+  if (!estimate.classes.empty()) {
+    bars.push_back({"transfer free", "most", free_transfer_text(estimate), estimate.zero_us});
+    if (estimate.zero_low_us < estimate.zero_us)
+      bars.back().low = estimate.zero_low_us, bars.back().high = estimate.zero_us;
+  }
   if (estimate.nowait_us)
     bars.push_back({"nobody waits", "wait", "what slower ranks cost", *estimate.nowait_us});
   double longest = 1e-9;
@@ -86,7 +91,8 @@ std::string cell(const std::string& text, const char* kind = "") {
 std::string classes_table(const Estimate& estimate) {
   std::string out =
       "<div class=\"scroll\"><table><thead><tr><th class=\"w\">collective</th><th "
-      "class=\"w\">message</th><th class=\"w\">type</th><th>ranks</th><th>calls a step</th>"
+      "class=\"w\">message</th><th class=\"w\">type</th><th class=\"w\">op</th><th>ranks</th><th>calls a "
+      "step</th>"
       "<th>total</th><th>waiting</th><th>transfer</th><th>exposed</th><th>of step</th><th>NCCL, one "
       "call</th><th>Echo, one call</th><th>evidence</th>"
       "<th>saves a step</th><th class=\"w\">decision</th></tr></thead><tbody>\n";
@@ -97,6 +103,7 @@ std::string classes_table(const Estimate& estimate) {
              show_time(row.echo_us->high) + ")</span>";
     out += "<tr>" + cell(html_escaped(row.function, 60), "w") + cell(size_text(row), "w") +
            cell(row.dtype.empty() ? "-" : html_escaped(row.dtype, 20), "w") +
+           cell(row.op.empty() ? "-" : html_escaped(row.op, 20), "w") +
            cell(row.ranks > 0 ? std::to_string(row.ranks) : "-") + cell(show_number(row.calls_per_step)) +
            cell(show_time(row.total_us)) + cell(show_time(row.wait_us)) + cell(show_time(row.transfer_us)) +
            cell(show_time(row.exposed_us)) + cell(show_percent(row.share_of_step)) +
@@ -132,14 +139,14 @@ std::string headline(const Estimate& estimate) {
   return "<p class=\"big\">" + show_factor(estimate.gain.mid) + "</p><p>" + show_time(estimate.before_us) +
          " a step now, " + show_time(estimate.after_us.mid) + " with Echo. Between " +
          show_factor(estimate.gain.low) + " and " + show_factor(estimate.gain.high) + "; " +
-         evidence_name(*estimate.evidence) + ".</p>\n";
+         prediction_name(*estimate.evidence) + ".</p>\n";
 }
 
 std::vector<std::string> quality_lines(const Estimate& estimate) {
   const EstimateQuality& quality = estimate.quality;
   std::vector<std::string> lines = {
-      "Replaying the recording unchanged misses the measured step by " +
-          show_percent(quality.identity_error) + ".",
+      "The replay without any change gives the recorded step within " + show_percent(quality.identity_error) +
+          ", which it must and which proves nothing of the prediction.",
       "Recorded ranks: " + std::to_string(quality.recorded_ranks) +
           (quality.expected_ranks > 0 ? " of " + std::to_string(quality.expected_ranks) : "") + ".",
       "Steps used: " + std::to_string(estimate.steps.used) + " of " + std::to_string(estimate.steps.found) +
@@ -189,11 +196,12 @@ std::string estimate_html(const Estimate& estimate) {
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
       "content=\"width=device-width\">\n<title>echo-tp estimate: " +
       label + "</title><style>" + kStyle + "</style></head><body>\n";
-  out += "<h1>What would Echo give this job?</h1><p class=\"soft\"><code>" + label + "</code>, costs: " +
-         (estimate.costs_label.empty() ? std::string("modelled, not measured")
-                                       : "<code>" + html_escaped(estimate.costs_label) + "</code>") +
-         "</p>\n";
-  out += headline(estimate) + "<h2>Step time</h2>\n" + steps_svg(estimate);
+  out += "<h1>What would Echo give this job?</h1><p class=\"soft\"><code>" + label + "</code>";
+  if (!estimate.classes.empty())
+    out += ", costs: " + (estimate.costs_label.empty()
+                              ? std::string("modelled, not measured")
+                              : "<code>" + html_escaped(estimate.costs_label) + "</code>");
+  out += "</p>\n" + headline(estimate) + "<h2>Step time</h2>\n" + steps_svg(estimate);
   std::vector<std::string> lines;
   for (const auto& reason : estimate.reasons) lines.push_back(reason.text);
   out += list(estimate.evidence ? "What limits the gain" : "Why there is no gain", lines);

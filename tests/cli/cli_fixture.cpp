@@ -46,6 +46,19 @@ Trace profile() {
   return trace;
 }
 
+// What is left of a recording: "gpu-only", no collective; "host-only", no device times.
+int partial_profile(const std::string& kind, const char* path) {
+  Trace trace = profile();
+  if (kind == "gpu-only") {
+    trace.calls.clear();
+    for (DeviceOp& op : trace.device_ops) op.call = -1;
+  } else {
+    trace.device_ops.clear();
+    for (CollectiveCall& call : trace.calls) call.ops.clear();
+  }
+  return told(write_profile(trace, path));
+}
+
 // A recorder's part for each rank; `complete` false: as if the process was killed.
 int parts(bool complete) {
   const char* folder = std::getenv("ECHO_TP_RECORD_DIR");
@@ -132,6 +145,7 @@ int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   if (what == "profile" && argc == 3) return told(write_profile(profile(), argv[2]));
   if (what == "empty-profile" && argc == 3) return told(write_profile(Trace{}, argv[2]));
+  if ((what == "gpu-only" || what == "host-only") && argc == 3) return partial_profile(what, argv[2]);
   if (what == "parts") return parts(true);
   if (what == "killed-parts") return parts(false);
   if (what == "receipts" && argc == 4) return receipts(std::atoll(argv[2]), std::atoll(argv[3]));

@@ -436,6 +436,21 @@ J
   sed -i 's/H200/B200/' "$work/prefix/share/echo-tp/costs/a.json"
   try 0 "no shipped table was measured on NVIDIA H200" estimate "$work/files/p"
   try 0 "costs: $work/prefix/share/echo-tp/costs/a.json" estimate "$work/files/p" --costs "$work/prefix/share/echo-tp/costs/a.json"
+  expect "a table of another GPU is warned of" 1 "$(grep -c 'cost table was measured on NVIDIA B200, the profile was recorded on NVIDIA H200' "$work/out")"
+  echo '{"schema": "echo-tp/costs/1", "environment": {}, "entries": []}' >"$work/files/none.json"
+  try 3 "$work/files/none.json: the cost table has no entry" estimate "$work/files/p" --costs "$work/files/none.json"
+
+  # What was not recorded is named, and costs are no subject then.
+  "$fixture" gpu-only "$work/files/gpu"
+  try 0 "no collective was recorded" estimate "$work/files/gpu"
+  expect "gpu only: no word of costs or GPUs" 0 "$(cat "$work/out" "$work/err" | grep -c 'costs\|which GPU\|0 ranks')"
+  "$fixture" host-only "$work/files/host"
+  try 3 "$work/files/host: no GPU kernel was timed" estimate "$work/files/host"
+  expect "host only: one line" 1 "$(lines)"
+  cat "$work/files/p" "$work/files/p" >"$work/files/twice"
+  try 2 "process 1000 of host node0 is in the file twice" estimate "$work/files/twice"
+  try 0 "the profile is an excerpt: 10 of 80 recorded steps" estimate "$source/share/examples/torch-training-2-ranks.echoprof" --costs "$source/share/costs/h200-loopback-2-ranks.json"
+  try 0 "an excerpt of a recording of 80 steps" show "$source/share/examples/torch-training-2-ranks.echoprof"
   nothing_left estimate
 }
 

@@ -71,3 +71,17 @@ TEST_CASE("only a table of the same GPU and link is taken; the one with the job'
   CHECK(path({"B200", true, 1, 2}) == "none");
   CHECK(path({"", true, 1, 2}) == "none");
 }
+
+TEST_CASE("a table of another GPU, link or number of ranks is named, a fitting one is not") {
+  const CostTable fits = table("x", "H200", "loopback sockets, one GPU, MPS", {2}).table;
+  const auto told = [&](const TraceMachine& machine, const std::string& part) {
+    const std::vector<std::string> lines = cost_mismatches(machine, fits);
+    return lines.size() == 1 && lines[0].find(part) != std::string::npos;
+  };
+  CHECK(cost_mismatches({"H200", true, 1, 2}, fits).empty());
+  CHECK(cost_mismatches({"", std::nullopt, 0, 0}, fits).empty());
+  CHECK(told({"A100", true, 1, 2}, "measured on H200, the profile was recorded on A100"));
+  CHECK(told({"H200", false, 1, 2}, "another link"));
+  CHECK(told({"H200", true, 1, 4}, "no entry for 4 ranks"));
+  CHECK(cost_mismatches({"A100", false, 1, 8}, fits).size() == 3);
+}

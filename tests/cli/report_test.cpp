@@ -21,7 +21,7 @@ Estimate answer() {
   out.replayed_us = 1000;
   out.after_us = {500, 520, 560};
   out.gain = {1.79, 1.92, 2.0};
-  out.zero_us = 400;
+  out.zero_us = out.zero_low_us = 400;
   out.evidence = Evidence::kMeasured;
   ClassEstimate row;
   row.function = "AllReduce";
@@ -40,11 +40,47 @@ TEST_CASE("html: the five characters are escaped, control characters are gone") 
 
 TEST_CASE("an estimate says its gain, its interval and where the numbers come from") {
   const std::string text = estimate_text(answer(), false);
-  CHECK(holds(text, "1.92x (1.79x to 2.00x), measured"));
+  CHECK(holds(text, "1.92x (1.79x to 2.00x), predicted, from measured costs"));
   CHECK(holds(text, "with Echo"));
   const std::string page = estimate_html(answer());
   CHECK(holds(page, "1.92x"));
-  CHECK(holds(page, "measured"));
+  CHECK(holds(page, "predicted, from measured costs"));
+}
+
+TEST_CASE("a free transfer is a limit only for the host as recorded, and both limits are shown") {
+  Estimate estimate = answer();
+  CHECK_FALSE(holds(estimate_text(estimate, false), "at its fastest"));
+  estimate.zero_low_us = 300;
+  for (const std::string& text : {estimate_text(estimate, false), estimate_html(estimate)}) {
+    CHECK(holds(text, "the most, with the host as recorded; 300 us with the host at its fastest"));
+    CHECK_FALSE(holds(text, "any compression"));
+  }
+}
+
+TEST_CASE("the check of the replay is not sold as accuracy, and what is unexplained is said") {
+  Estimate estimate = answer();
+  estimate.quality.residual_share = 0.125;
+  const std::string text = estimate_text(estimate, false), page = estimate_html(estimate);
+  CHECK(holds(text, "proves nothing of the prediction; 12.5% of the recorded time"));
+  CHECK(holds(page, "proves nothing of the prediction"));
+  CHECK(holds(page, "12.5%"));
+}
+
+TEST_CASE("operators have their column") {
+  Estimate estimate = answer();
+  estimate.classes[0].op = "premul";
+  CHECK(holds(estimate_text(estimate, false), "premul"));
+  CHECK(holds(estimate_html(estimate), "premul"));
+}
+
+TEST_CASE("without any collective neither costs nor ranks are spoken of") {
+  Estimate estimate = answer();
+  estimate.evidence.reset();
+  estimate.classes.clear();
+  const std::string text = estimate_text(estimate, false);
+  CHECK(holds(text, "no collective recorded"));
+  for (const char* part : {"costs", "0 ranks", "transfer free"}) CHECK_FALSE(holds(text, part));
+  CHECK_FALSE(holds(estimate_html(estimate), "costs"));
 }
 
 TEST_CASE("without costs it is said that they are modelled") {
