@@ -1,28 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // ENGINE: the functions of engine_abi.h. Looks up the communicator, asks decision.hpp, then compresses or
-// forwards, and keeps the receipt. Nothing is thrown past this file and no failure of ours becomes a failure
+// forwards; ledger.hpp keeps count. Nothing is thrown past this file and no failure of ours becomes a failure
 // of the job.
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
-#include <chrono>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <iterator>
-#include <limits>
 
 #include "kernels/tile.hpp"
 #include "shim/backend.hpp"
 #include "shim/communicator.hpp"
 #include "shim/engine_abi.h"
 #include "shim/group.hpp"
+#include "shim/ledger.hpp"
 #include "shim/policy_json.hpp"
+#include "shim/say.hpp"
 
 namespace echotp {
 
@@ -32,20 +29,6 @@ Group& this_thread_group() noexcept {
 }
 
 namespace {
-
-/// Rank-tagged line on the job's stderr.
-void say(int rank, const char* format, ...) __attribute__((format(printf, 2, 3)));
-void say(int rank, const char* format, ...) {
-  char line[512];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(line, sizeof line, format, arguments);
-  va_end(arguments);
-  if (rank >= 0)
-    std::fprintf(stderr, "echo-tp[rank %d]: %s\n", rank, line);
-  else
-    std::fprintf(stderr, "echo-tp: %s\n", line);
-}
 
 enum class Mode { kObserve, kCompress };
 
@@ -57,15 +40,6 @@ double seconds_from_environment(const char* name, double fallback) {
   return end != text && value > 0 ? value : fallback;
 }
 
-std::string program_name() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  for (char& c : text)
-    if (c == '\0') c = ' ';
-  if (!text.empty()) text.pop_back();
-  return text.substr(0, 500);
-}
-
 /// Everything that outlives a call. Leaked on purpose: jobs call NCCL from exit handlers too.
 class Engine {
  public:
@@ -73,8 +47,6 @@ class Engine {
     const char* mode = std::getenv("ECHO_TP_MODE");
     mode_ = mode && std::strcmp(mode, "observe") == 0 ? Mode::kObserve : Mode::kCompress;
     const bool mode_ok = !mode || mode_ == Mode::kObserve || std::strcmp(mode, "compress") == 0;
-    if (const char* dir = std::getenv("ECHO_TP_RUN_DIR")) run_dir_ = dir;
-    pid_ = getpid();
     const char* path = std::getenv("ECHO_TP_POLICY");
     if (!mode_ok) {
       policy_error_ = "ECHO_TP_MODE: expected observe or compress, got '" + std::string(mode) + "'";
@@ -92,9 +64,13 @@ class Engine {
       policy_error_ = "no policy: ECHO_TP_POLICY is not set";
       if (mode_ == Mode::kCompress) say(-1, "forwarding everything: %s", policy_error_.c_str());
     }
+    ledger_.set_run(mode_ == Mode::kObserve ? "observe" : "compress", policy_.hash);
+    if (!policy_ok_ && mode_ == Mode::kCompress) ledger_.note_error(policy_error_);
   }
 
   static void leave_receipt();
+
+  Ledger& ledger() { return ledger_; }
 
   int comm_created(const EchoTpNccl& nccl, void* comm, EchoTpCreated how, const char* name) {
     table_.collect();
@@ -106,7 +82,7 @@ class Engine {
     entry->nccl = nccl;
     entry->comm = comm;
     entry->name = name ? name : "";
-    remember_nccl(nccl);
+    ledger_.remember_nccl(nccl);
     if (how == ECHO_TP_CREATED_NONBLOCKING) {
       entry->off = Reason::kNotSetUp;  // not ready yet: asking it anything may be an error
     } else {
@@ -125,12 +101,12 @@ class Engine {
     entry->announced = true;
     table_.add(entry);
     if (result != kNcclSuccess) table_.remove(comm);
-    write_receipt_now();
+    ledger_.write();
     return result;
   }
 
   void comm_ending(void* comm) {
-    if (table_.remove(comm)) write_receipt_now();
+    if (table_.remove(comm)) ledger_.write();
   }
 
   int all_reduce(const EchoTpNccl& nccl, const void* send, void* recv, const RawCall& raw, void* comm,
@@ -143,7 +119,7 @@ class Engine {
     call.communicator = table_.find(comm);
     Group& group = this_thread_group();
     if (!call.communicator) {
-      count_unknown();
+      ledger_.count_unknown();
       return forward_now(nccl, call, comm, group);
     }
     KnownCommunicator& known = *call.communicator;
@@ -201,7 +177,7 @@ class Engine {
 
   /// For a process that never had a communicator: nothing else has written its receipt.
   void at_exit() {
-    if (!exits_early_) write_receipt_now();
+    if (!exits_early_) ledger_.write();
   }
 
  private:
@@ -267,7 +243,7 @@ class Engine {
     say(entry.rank,
         "set-up of a communicator of %d ranks failed: %s. Is every rank started under echo-tp run?",
         entry.ranks, error.text().c_str());
-    note_error(error.text());
+    ledger_.note_error(error.text());
     entry.off = Reason::kCommunicatorError;
     {
       const std::lock_guard lock(entry.receipt_mutex);
@@ -309,7 +285,7 @@ class Engine {
   }
 
   int forward(const EchoTpNccl& nccl, const HeldCall& call, void* comm) {
-    if (call.communicator) count(*call.communicator, call, nullptr);
+    if (call.communicator) ledger_.count(*call.communicator, call, nullptr);
     return nccl.all_reduce(call.send, call.recv, call.raw.count, call.raw.dtype, call.raw.op, comm,
                            call.stream);
   }
@@ -401,152 +377,8 @@ class Engine {
     compressed.last_call = position.last_call;
     compressed.direction = position.direction;
     const CallOutcome outcome = known.backend->all_reduce(compressed);
-    count(known, call, &outcome);
+    ledger_.count(known, call, &outcome);
     return outcome.result;
-  }
-
-  /// `outcome` is null for a forwarded call.
-  void count(KnownCommunicator& known, const HeldCall& call, const CallOutcome* outcome) {
-    const std::lock_guard lock(known.receipt_mutex);
-    CommunicatorReceipt& receipt = known.receipt;
-    ++receipt.calls;
-    ++receipt.by_reason[static_cast<std::size_t>(call.decision.reason)];
-    const std::int64_t bytes = bytes_of(call.raw);
-    SizeClass& size = receipt.by_bytes[size_class(receipt, bytes)];
-    ++size.calls;
-    if (outcome) {
-      ++receipt.compressed;
-      ++size.compressed;
-      receipt.captured += call.capture.capturing;
-      receipt.payload_bytes += bytes;
-      receipt.nccl_wire_bytes += 2 * (known.ranks - 1) * (bytes / known.ranks);
-      receipt.echo_wire_bytes += outcome->wire_bytes;
-      receipt.uncompensated += outcome->uncompensated;
-      receipt.passes = known.passes.passes();
-      set_facts(receipt, known.backend->facts());
-    }
-    want_receipt_sometimes();
-  }
-
-  static void set_facts(CommunicatorReceipt& receipt, const BackendFacts& facts) {
-    receipt.state_bytes = facts.state_bytes;
-    receipt.scratch_bytes = facts.scratch_bytes;
-    receipt.nonfinite_groups = facts.nonfinite_groups;
-  }
-
-  /// Bytes of a message; the largest integer when that does not fit.
-  static std::int64_t bytes_of(const RawCall& raw) {
-    std::int64_t bytes = 0;
-    if (raw.count > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max()) ||
-        __builtin_mul_overflow(static_cast<std::int64_t>(raw.count), nccl_type_bytes(raw.dtype), &bytes))
-      return std::numeric_limits<std::int64_t>::max();
-    return bytes;
-  }
-
-  /// Exact sizes while there are few, then powers of two: a serving job may send a new size in every step,
-  /// and the whole receipt is written every other second.
-  static std::int64_t size_class(const CommunicatorReceipt& receipt, std::int64_t bytes) {
-    constexpr std::size_t kExactSizes = 256;
-    if (receipt.by_bytes.size() < kExactSizes || receipt.by_bytes.contains(bytes)) return bytes;
-    constexpr auto kLargestPower = std::uint64_t{1} << 62;
-    const auto size = static_cast<std::uint64_t>(bytes);
-    return static_cast<std::int64_t>(size > kLargestPower ? kLargestPower : std::bit_ceil(size));
-  }
-
-  static int nccl_type_bytes(int dtype) {
-    switch (dtype) {
-      case 0:
-      case 1:
-      case 10:
-      case 11:
-        return 1;
-      case 6:
-      case 9:
-        return 2;
-      case 2:
-      case 3:
-      case 7:
-        return 4;
-      case 4:
-      case 5:
-      case 8:
-        return 8;
-      default:
-        return 0;  // a type of a newer NCCL: size unknown
-    }
-  }
-
-  void count_unknown() { unknown_calls_.fetch_add(1, std::memory_order_relaxed); }
-
-  void remember_nccl(const EchoTpNccl& nccl) {
-    const std::lock_guard lock(receipt_mutex_);
-    if (nccl_path_.empty() && nccl.path) nccl_path_ = nccl.path;
-    nccl_version_ = nccl.version;
-  }
-
-  void note_error(std::string text) {
-    const std::lock_guard lock(receipt_mutex_);
-    if (errors_.size() < 20) errors_.push_back(std::move(text));
-  }
-
-  /// Called inside a call, with locks held: only marks that a receipt is due.
-  void want_receipt_sometimes() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
-    auto due = receipt_due_.load(std::memory_order_relaxed);
-    constexpr auto kPeriod = std::chrono::steady_clock::duration(std::chrono::seconds(2)).count();
-    if (now < due || !receipt_due_.compare_exchange_strong(due, now + kPeriod)) return;
-    receipt_wanted_.store(true, std::memory_order_relaxed);
-  }
-
- public:
-  /// A killed process leaves the counts of its last seconds behind: called at the end of calls, with no lock
-  /// held.
-  void write_receipt_if_wanted() {
-    if (receipt_wanted_.load(std::memory_order_relaxed) && receipt_wanted_.exchange(false))
-      write_receipt_now();
-  }
-
- private:
-  /// A receipt that can't be written is no failure of the job's call.
-  void write_receipt_now() noexcept {
-    if (run_dir_.empty() || getpid() != pid_) return;
-    try {
-      write_receipt_or_throw();
-    } catch (...) {
-      if (!receipt_failed_.exchange(true)) say(-1, "no receipt: out of memory");
-    }
-  }
-
-  void write_receipt_or_throw() {
-    const std::lock_guard lock(receipt_mutex_);
-    Receipt receipt;
-    char host[256] = {};
-    gethostname(host, sizeof host - 1);
-    receipt.host = host;
-    receipt.pid = pid_;
-    receipt.program = program_name();
-    receipt.mode = mode_ == Mode::kObserve ? "observe" : "compress";
-    receipt.nccl_path = nccl_path_;
-    receipt.nccl_version = nccl_version_;
-    receipt.policy_hash = policy_.hash;
-    receipt.errors = errors_;
-    if (!policy_ok_ && mode_ == Mode::kCompress) receipt.errors.push_back(policy_error_);
-    for (const auto& entry : table_.all()) {
-      const std::lock_guard receipt_lock(entry->receipt_mutex);
-      if (const std::unique_lock free(entry->mutex, std::try_to_lock); free.owns_lock() && entry->backend)
-        set_facts(entry->receipt, entry->backend->facts());  // counts of calls that ended since
-      receipt.communicators.push_back(entry->receipt);
-    }
-    if (const auto unknown = unknown_calls_.load(); unknown > 0) {
-      CommunicatorReceipt other;
-      other.off = reason_name(Reason::kNotSetUp);
-      other.calls = unknown;
-      other.by_reason[static_cast<std::size_t>(Reason::kNotSetUp)] = unknown;
-      receipt.communicators.push_back(std::move(other));
-    }
-    const Status written = write_receipt(receipt, run_dir_);
-    if (!written && !receipt_failed_.exchange(true))
-      say(-1, "no receipt: %s", written.error().text().c_str());
   }
 
   Mode mode_ = Mode::kCompress;
@@ -555,24 +387,15 @@ class Engine {
   Policy policy_;
   bool policy_ok_ = false;
   std::string policy_error_;
-  std::string run_dir_;
-  int pid_ = 0;
   CommunicatorTable table_;
-  std::atomic<std::int64_t> unknown_calls_{0};
-  std::atomic<std::chrono::steady_clock::rep> receipt_due_{0};
-  std::atomic<bool> receipt_wanted_{false};
-  std::atomic<bool> receipt_failed_{false};
+  Ledger ledger_{table_};
   std::atomic<bool> exits_early_{false};
-  std::mutex receipt_mutex_;
-  std::string nccl_path_;
-  int nccl_version_ = 0;
-  std::vector<std::string> errors_;
 };
 
 Engine* engine = nullptr;
 
 void Engine::leave_receipt() {
-  engine->write_receipt_now();
+  engine->ledger_.write();
 }
 
 /// The exception firewall: whatever goes wrong in `body`, the job gets what `fallback` returns.
@@ -580,7 +403,7 @@ template <class Body, class Fallback>
 int guarded(Body&& body, Fallback&& fallback) noexcept {
   try {
     const int result = body();
-    engine->write_receipt_if_wanted();
+    engine->ledger().write_if_wanted();
     return result;
   } catch (const std::exception& error) {
     say(-1, "internal error: %s", error.what());
