@@ -373,13 +373,13 @@ static int missing(const Library* library, Function function) {
   return kNcclSystemError;
 }
 
-#define ECHO_TP_WRAP(name, parameters, arguments, communicator)                                          \
-  __attribute__((visibility("default"))) int nccl##name parameters {                                     \
-    const Caller caller = echo_tp_caller(__builtin_return_address(0));                                   \
-    Library* library = caller.exact ? caller.library : echo_tp_library_of(communicator, caller.library); \
-    if (!library || !library->real[k##name]) return missing(library, k##name);                           \
-    if (caller.is_nccl || t_thread.inside || !echo_tp_active()) return REAL(library, name) arguments;    \
-    return do_##name(library ECHO_TP_REST arguments);                                                    \
+#define ECHO_TP_WRAP(name, parameters, arguments, communicator)                                       \
+  __attribute__((visibility("default"))) int nccl##name parameters {                                  \
+    const Caller caller = echo_tp_caller(__builtin_return_address(0));                                \
+    Library* library = caller.exact ? caller.nccl : echo_tp_library_of(communicator, caller.nccl);    \
+    if (!library || !library->real[k##name]) return missing(library, k##name);                        \
+    if (caller.is_nccl || t_thread.inside || !echo_tp_active()) return REAL(library, name) arguments; \
+    return do_##name(library ECHO_TP_REST arguments);                                                 \
   }
 #include "shim/wrappers.def"
 

@@ -51,7 +51,7 @@ typedef struct Library {
 
 /* Who calls an exported function through the PLT. */
 typedef struct Caller {
-  Library* library; /* null: no NCCL anywhere */
+  Library* nccl; /* null: no NCCL anywhere */
   int exact;   /* found through the caller's own dependencies, so certainly the one that it was linked with */
   int is_nccl; /* the caller is that NCCL library itself */
 } Caller;

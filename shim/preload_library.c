@@ -277,18 +277,17 @@ Caller echo_tp_caller(const void* address) {
   if (mapped) {
     void* handle = handle_of(&object);
     if (handle) {
-      caller.library = library_through(handle, "pncclAllReduce", &found);
+      caller.nccl = library_through(handle, "pncclAllReduce", &found);
       /* A replacement without pnccl names; the second way passes over ourselves in the global scope. */
-      if (!caller.library) caller.library = library_through(handle, "ncclAllReduce", &found);
-      if (!caller.library && !object.name[0])
-        caller.library = library_through(RTLD_NEXT, "ncclAllReduce", &found);
+      if (!caller.nccl) caller.nccl = library_through(handle, "ncclAllReduce", &found);
+      if (!caller.nccl && !object.name[0]) caller.nccl = library_through(RTLD_NEXT, "ncclAllReduce", &found);
     }
   }
-  caller.exact = caller.library != NULL;
-  if (!caller.library) caller.library = fallback_library(&object);
-  caller.is_nccl = caller.library && caller.library->base == object.start && is_nccl_file(object.name);
+  caller.exact = caller.nccl != NULL;
+  if (!caller.nccl) caller.nccl = fallback_library(&object);
+  caller.is_nccl = caller.nccl && caller.nccl->base == object.start && is_nccl_file(object.name);
   dlerror();
-  if (!mapped || !caller.library) return caller;
+  if (!mapped || !caller.nccl) return caller;
 
   pthread_mutex_lock(&g_lock);
   const int now = atomic_load(&g_caller_count);

@@ -91,6 +91,6 @@ const char* fake_nccl_log(void); /* every call so far, one a line, in order */
 void fake_nccl_reset(void);      /* forgets them */
 int fake_nccl_calls_broadcast(void* comm);
 void fake_nccl_set_callback(int (*function)(void* comm));
-    /* called inside ncclReduce, as plugins are */ /* NCCL's own code calls ncclBroadcast through its PLT */
+/* called inside ncclReduce, as plugins are */ /* NCCL's own code calls ncclBroadcast through its PLT */
 
 #endif
