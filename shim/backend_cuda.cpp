@@ -27,8 +27,13 @@ const Driver& driver() noexcept {
     const auto entry = [](const char* name, auto& pointer) {
       void* symbol = nullptr;
       cudaDriverEntryPointQueryResult status{};
-      if (cudaGetDriverEntryPointByVersion(name, &symbol, 12000, cudaEnableDefault, &status) == cudaSuccess &&
-          status == cudaDriverEntryPointSuccess)
+#if CUDART_VERSION >= 12050
+      const cudaError_t error =
+          cudaGetDriverEntryPointByVersion(name, &symbol, 12000, cudaEnableDefault, &status);
+#else
+      const cudaError_t error = cudaGetDriverEntryPoint(name, &symbol, cudaEnableDefault, &status);
+#endif
+      if (error == cudaSuccess && status == cudaDriverEntryPointSuccess)
         pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(symbol);
     };
     entry("cuCtxGetCurrent", found.ctx_get_current);
