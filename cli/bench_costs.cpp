@@ -7,6 +7,7 @@
 
 #include "echo_tp_version.h"
 #include "kernels/tile.hpp"
+#include "shim/policy.hpp"
 
 namespace echotp {
 namespace {
@@ -23,18 +24,6 @@ Json spread(const std::vector<double>& values) {
               {"p10", *quantile(values, 0.1)},
               {"p90", *quantile(values, 0.9)},
               {"samples", values.size()}};
-}
-
-const char* name_of(DataType dtype) {
-  switch (dtype) {
-    case DataType::kBf16:
-      return "bf16";
-    case DataType::kFp16:
-      return "fp16";
-    case DataType::kFp32:
-      return "fp32";
-  }
-  return "bf16";
 }
 
 // What Echo sends, if the label says how it encodes.
@@ -66,7 +55,7 @@ Result<std::string> bench_document(const std::vector<BenchMeasurement>& measurem
     if (!labels.is_object()) return Error{ErrorCode::kBadInput, "expected a JSON object", "--label"};
     Json entries = Json::array();
     for (const BenchMeasurement& measured : measurements) {
-      Json entry{{"ranks", ranks}, {"dtype", name_of(dtype)}, {"bytes", measured.bytes}};
+      Json entry{{"ranks", ranks}, {"dtype", data_type_name(dtype)}, {"bytes", measured.bytes}};
       for (const char* key : {"transport", "codec", "compensation"})
         if (labels.contains(key)) entry[key] = labels[key];
       const auto nccl = quantile(measured.nccl_us, 0.5);
