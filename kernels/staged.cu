@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "kernels/launch.hpp"
+#include "kernels/stage.cuh"
 #include "kernels/staged_plan.hpp"
-#include "kernels/staged_stage.cuh"
 
 namespace echotp {
 
@@ -117,7 +117,6 @@ Geometry make_geometry(const StagedArgs& args, Phase phase) noexcept {
     geometry.peer_bytes = peer_bytes(geometry.in.bits);
     const int fitting = (kBlockSharedBytes / kBlockWarps - geometry.stage_bytes) / geometry.peer_bytes;
     geometry.staged_peers = std::min({args.ranks - 1, kStagedPeers, fitting});
-    geometry.staged_before = std::min(args.rank, geometry.staged_peers);
     geometry.stage_bytes += geometry.staged_peers * geometry.peer_bytes;
   }
   return geometry;

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "kernels/params.hpp"
-#include "kernels/staged_device.cuh"
+#include "kernels/warp.cuh"
 
 namespace echotp::device {
 

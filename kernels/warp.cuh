@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device building blocks of the staged kernels. A warp works on half a tile: four slices of 256 neighbouring
+// Device building blocks of all kernels. A warp works on half a tile: four slices of 256 neighbouring
 // elements, of which a lane holds eight. So every access of a warp is contiguous, a group is 4, 8 or 16
 // neighbouring lanes, and a lane's codes are one 32-bit word (two with 8 bits).
 #pragma once
@@ -59,7 +59,6 @@ struct Geometry {
   int stage_bytes;             // shared memory of a warp
   int peer_bytes;              // of it, for one peer
   int staged_peers;            // peers whose codes go through it
-  int staged_before;           // those of lower rank
   Coefficients coefficients;
 };
 
@@ -137,6 +136,30 @@ __device__ __forceinline__ void store_words(void* address, const std::uint32_t (
 /// Elements of a slice that exist, when `left` do from its first one on: 0 to kSliceElements.
 __device__ __forceinline__ int bounded_left(std::int64_t left) {
   return static_cast<int>(min(max(left, std::int64_t{0}), std::int64_t{kItemSlices * kSliceElements}));
+}
+
+/// One unit of work of a warp: half a tile.
+struct Item {
+  std::int64_t first;  // index of its first element in send and recv
+  std::int64_t entry;  // the same in the state
+  int begin_slice;     // its place in the tile: 0 or kItemSlices
+  int left;            // elements of it that exist
+  bool full;           // all of them, and 16-byte aligned in send and recv
+  bool has_state;      // the state has entries for its tile
+};
+
+/// Half `half` of the tile that begins at `tile_first` of `count` elements, which are the message's from
+/// `chunk_first` on.
+__device__ __forceinline__ Item make_item(std::int64_t tile_first, int half, std::int64_t count, bool vector,
+                                          std::int64_t chunk_first, std::int64_t state_capacity) {
+  Item item;
+  item.begin_slice = half * kItemSlices;
+  item.first = tile_first + item.begin_slice * kSliceElements;
+  item.entry = chunk_first + item.first;
+  item.left = bounded_left(count - item.first);
+  item.full = vector && item.left == kItemSlices * kSliceElements;
+  item.has_state = chunk_first + tile_first + kTileElements <= state_capacity;
+  return item;
 }
 
 /// Loads a lane's elements of `Slices` neighbouring slices; `own` points at the lane's first one. `full`: all
@@ -282,15 +305,21 @@ struct LaneState {
 };
 
 /// One 16-bit value a group and slice for all of an item, so that a warp loads or stores them with one
-/// access: the lane whose place in its group is s holds the value of slice s.
+/// access: the lane whose place in its group is s holds the value of slice s. Only lanes with place <
+/// kItemSlices hold one.
 struct GroupValues {
   std::uint32_t held = 0;
 
-  /// Address of the lane's value, when the item's first value is at `base`; only lanes with place <
-  /// kItemSlices have one.
-  static __device__ __forceinline__ std::uint16_t* address(std::uint16_t* base, int place, int lane,
-                                                           int lane_shift) {
-    return base + (place << (5 - lane_shift)) + (lane >> lane_shift);
+  /// Index of the lane's value among the item's.
+  static __device__ __forceinline__ int index(int place, int lane, int lane_shift) {
+    return (place << (5 - lane_shift)) + (lane >> lane_shift);
+  }
+  /// From and to the item's values at `base`. Loads see what another GPU wrote.
+  __device__ __forceinline__ void load(const std::uint16_t* base, int place, int lane, int lane_shift) {
+    if (place < kItemSlices) held = __ldcg(base + index(place, lane, lane_shift));
+  }
+  __device__ __forceinline__ void store(std::uint16_t* base, int place, int lane, int lane_shift) const {
+    if (place < kItemSlices) base[index(place, lane, lane_shift)] = static_cast<std::uint16_t>(held);
   }
   __device__ __forceinline__ void keep(int slice, int place, std::uint32_t value) {
     if (place == slice) held = value;
@@ -313,13 +342,12 @@ struct StateCursor {
   bool reset;  // the pass starts here: a group without a usable residual is set to zero
   GroupValues units;
 
-  /// From entry `index` on, which is the item's first.
-  __device__ __forceinline__ StateCursor(const StagedArgs& args, std::int64_t index, bool has_state, int lane)
-      : fast(static_cast<char*>(args.state.fast) + (index + lane * kLaneElements) * (kStateWords<F> / 2)),
-        slow(static_cast<char*>(args.state.slow) + (index + lane * kLaneElements) * (kStateWords<F> / 2)),
-        load(has_state && !args.pass_start),
-        store(has_state),
-        reset(args.pass_start) {}
+  __device__ __forceinline__ StateCursor(const StateView& view, const Item& item, bool pass_start, int lane)
+      : fast(static_cast<char*>(view.fast) + (item.entry + lane * kLaneElements) * (kStateWords<F> / 2)),
+        slow(static_cast<char*>(view.slow) + (item.entry + lane * kLaneElements) * (kStateWords<F> / 2)),
+        load(item.has_state && !pass_start),
+        store(item.has_state),
+        reset(pass_start) {}
   __device__ __forceinline__ void advance(int slices) {
     fast += slices * kSliceBytes;
     slow += slices * kSliceBytes;

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "kernels/staged_device.cuh"
+#include "kernels/warp.cuh"
 
 namespace echotp::device {
 

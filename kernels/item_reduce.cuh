@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Phase 2 on one item: the owner sums half a tile in fp32 in rank order, compensates, rounds once more for
+// everybody, and writes what everybody decodes.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/stage.cuh"
+#include "kernels/warp.cuh"
+
+namespace echotp::device {
+
+/// sum += code * scale for a lane's eight codes; the product is exact, so the fused operation rounds as the
+/// addition does.
+__device__ __forceinline__ void accumulate(std::uint32_t codes, float scale, std::uint32_t magic,
+                                           float (&sum)[8]) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    // A nibble stays where it is, inside the mantissa of 2^23: that gives code * 16^n, which the scale makes
+    // good.
+    const float factor = n == 0 ? scale : __fmul_rn(scale, 1.0f / static_cast<float>(1 << (4 * n)));
+    const float bias = static_cast<float>(8388608 + (8 << (4 * n)));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t word = codes >> (16 * half);
+      const float shifted = __fsub_rn(__uint_as_float((word & (0xFu << (4 * n))) | magic), bias);
+      sum[n + 4 * half] = __fmaf_rn(shifted, factor, sum[n + 4 * half]);
+    }
+  }
+}
+
+/// The same for codes of 8 bits.
+__device__ __forceinline__ void accumulate_bytes(uint2 codes, float scale, float (&sum)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float code = __fsub_rn(byte_in_magic(i < 4 ? codes.x : codes.y, i), kInt8Bias);
+    sum[i] = __fmaf_rn(code, scale, sum[i]);
+  }
+}
+
+/// What every rank sent of one tile: `row` + rank * `pitch` is the tile of `rank`; the owner's own place is
+/// unused.
+struct PeerTiles {
+  const std::uint8_t* row;
+  std::int64_t pitch;
+};
+
+/// Reduces the item: adds the peers' tiles to the owner's elements in `send`, rounds, stores the decoded
+/// elements to `recv` and passes what goes to the others to `wire`, which has
+///   void codes(int offset, int bits, const std::uint32_t (&codes)[2]): a lane's codes of a slice,
+///   void scale(int offset, std::uint16_t scale): one group's scale,
+/// with offsets in bytes from the tile's begin. `shared`: geometry.stage_bytes of the warp. All lanes take
+/// part. Returns the non-finite groups of this lane.
+template <DataType D, Memory M, StateFormat F, bool Four, class Wire>
+__device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item& item, const void* send,
+                                           void* recv, int rank, int ranks, float post_scale,
+                                           const StateView& state, bool pass_start, const PeerTiles& peers,
+                                           const Wire& wire, std::uint8_t* shared, int lane) {
+  const int lane_shift = geometry.group_shift - 3;
+  const int place = lane & (geometry.lanes - 1);
+  const int begin_group = item.begin_slice * geometry.scale_step;
+  const int out_bits = bits_of<Four>(geometry.out);
+  int code_at = (item.begin_slice * kWarpThreads + lane) * out_bits;
+  const int in_bits = bits_of<Four>(geometry.in);
+  const int code_offset = item.begin_slice * kWarpThreads * in_bits;
+  const int scale_offset = geometry.in.code_bytes + begin_group * 2;
+  const std::int64_t own_offset = (item.first + lane * kLaneElements) * element_bytes(D);
+  char* own_recv = static_cast<char*>(recv) + own_offset;
+
+  Stage<D, M, F> stage(shared, lane);
+  StateCursor<F> cursor(state, item, pass_start, lane);
+  GroupValues scales;
+  std::uint16_t* const units = state.unit + (item.entry >> geometry.group_shift);
+  if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
+    if (cursor.load) cursor.units.load(units, place, lane, lane_shift);
+  }
+  stage.fetch_elements(static_cast<const char*>(send) + own_offset, item.full, item.left, lane);
+  stage.fetch_state(cursor);
+  {
+    const std::uint8_t* peer = peers.row;
+#pragma unroll 1
+    for (int i = 0; i < geometry.staged_peers; ++i) {
+      if (i == rank) peer += peers.pitch;
+      stage.fetch_peer(i * geometry.peer_bytes, in_bits, peer + code_offset, peer + scale_offset,
+                       kItemSlices * geometry.scale_step * 2, lane);
+      peer += peers.pitch;
+    }
+  }
+  wait_for_copies();
+  __syncwarp();
+  int nonfinite = 0;
+  const bool some_direct = ranks - 1 > geometry.staged_peers;
+  const int staged_before = min(rank, geometry.staged_peers);
+  int lane_code = lane * in_bits;
+  int lane_scale = (lane >> lane_shift) * 2;
+
+#pragma unroll 1
+  for (int s = 0; s < kItemSlices; ++s) {
+    std::uint32_t raw[kElementWords<D>];
+    LaneState<M, F, 1> estimates;
+    stage.elements(s, raw);
+    if constexpr (M != Memory::kNone) stage.state(s, cursor, estimates);
+    float sum[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum[i] = -0.0f;  // the one value that leaves every first term as it is
+    const std::uint8_t* peer_code = stage.peers() + lane_code;
+    const std::uint8_t* peer_scale = stage.peers() + kWarpThreads * kItemSlices * in_bits + lane_scale;
+    const auto add_staged = [&](int count) {
+      if (in_bits == 4) {
+#pragma unroll 1
+        for (; count > 0; --count) {
+          const auto word = *reinterpret_cast<const std::uint32_t*>(peer_code);
+          const auto scale = *reinterpret_cast<const std::uint16_t*>(peer_scale);
+          peer_code += peer_bytes(4);
+          peer_scale += peer_bytes(4);
+          accumulate(word, bf16_to_float(scale), geometry.nibble_magic, sum);
+        }
+        return;
+      }
+#pragma unroll 1
+      for (; count > 0; --count) {
+        const auto words = *reinterpret_cast<const uint2*>(peer_code);
+        const auto scale = *reinterpret_cast<const std::uint16_t*>(peer_scale);
+        peer_code += peer_bytes(8);
+        peer_scale += peer_bytes(8);
+        accumulate_bytes(words, bf16_to_float(scale), sum);
+      }
+    };
+    const auto add_direct = [&](int from, int to) {
+#pragma unroll 1
+      for (int peer_rank = from; peer_rank < to; ++peer_rank) {
+        const std::uint8_t* peer = peers.row + peer_rank * peers.pitch;
+        const float scale =
+            bf16_to_float(__ldcg(reinterpret_cast<const std::uint16_t*>(peer + scale_offset + lane_scale)));
+        peer += code_offset + lane_code;
+        if (in_bits == 4) {
+          accumulate(__ldcg(reinterpret_cast<const std::uint32_t*>(peer)), scale, geometry.nibble_magic, sum);
+        } else {
+          accumulate_bytes(__ldcg(reinterpret_cast<const uint2*>(peer)), scale, sum);
+        }
+      }
+    };
+    add_staged(staged_before);
+    if (some_direct) add_direct(geometry.staged_peers, rank);
+    {
+      float x[8];
+      unpack_elements<D>(raw, x);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = __fadd_rn(sum[i], x[i]);
+    }
+    add_staged(geometry.staged_peers - staged_before);
+    if (some_direct) add_direct(max(rank, geometry.staged_peers) + 1, ranks);
+    lane_code += kWarpThreads * in_bits;
+    lane_scale += 2 * geometry.scale_step;
+    if (post_scale != 1.0f) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = __fmul_rn(sum[i], post_scale);
+    }
+
+    Rounding rounding;
+    std::uint32_t out[kElementWords<D>];
+    if constexpr (M == Memory::kNone) {
+      float encoded[8];
+      round_lane<true>(sum, group_key(sum, geometry.lanes), width_of<Four>(geometry), rounding, encoded);
+      pack_elements<D>(rounding.decoded, out);
+    } else {
+      round_compensated<D, M, F, Four, true>(sum, estimates, s, geometry, lane, place, cursor, rounding, out);
+      cursor.advance(1);
+    }
+    wire.codes(code_at, out_bits, rounding.codes);
+    scales.keep(s, place, rounding.scale.bits);
+    store_elements<D>(own_recv, item.full, item.left - s * kSliceElements, lane, out);
+    if (!rounding.scale.finite && place == 0) ++nonfinite;
+    code_at += kWarpThreads * out_bits;
+    own_recv += kSliceElements * element_bytes(D);
+  }
+  if (place < kItemSlices) {
+    const int group = begin_group + GroupValues::index(place, lane, lane_shift);
+    wire.scale(geometry.out.code_bytes + group * 2, static_cast<std::uint16_t>(scales.held));
+  }
+  if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
+    if (cursor.store) cursor.units.store(units, place, lane, lane_shift);
+  }
+  return nonfinite;
+}
+
+/// Adds up a warp's non-finite groups and counts them. Owners alone count: what a sender could not round
+/// reaches its owner as NaN.
+__device__ __forceinline__ void count_nonfinite(int groups, DeviceCounters* counters, int lane) {
+  if (counters == nullptr) return;
+  const int total = __reduce_add_sync(0xFFFFFFFFu, groups);
+  if (total != 0 && lane == 0)
+    atomicAdd_system(&counters->nonfinite_groups, static_cast<unsigned long long>(total));
+}
+
+}  // namespace echotp::device
