@@ -48,9 +48,9 @@ __device__ __forceinline__ void quantise_item(const Geometry& geometry, const It
   } else {
     Stage<D, M, F> stage(shared, lane);
     StateCursor<F> cursor(state, item, pass_start, lane);
-    std::uint16_t* const units = state.unit + (item.entry >> geometry.group_shift);
     if constexpr (F != StateFormat::kFp32) {
-      if (cursor.load) cursor.units.load(units, place, lane, lane_shift);
+      if (cursor.load)
+        cursor.units.load(state.unit + (item.entry >> geometry.group_shift), place, lane, lane_shift);
     }
     stage.fetch_elements(own, item.full, item.left, lane);
     stage.fetch_state(cursor);
@@ -70,10 +70,12 @@ __device__ __forceinline__ void quantise_item(const Geometry& geometry, const It
       store_codes(codes, bits, rounding.codes);
       scales.keep(s, place, rounding.scale.bits);
       codes += kWarpThreads * bits;
-      cursor.advance(1);
+      cursor.next_slice();
     }
     if constexpr (F != StateFormat::kFp32) {
-      if (cursor.store) cursor.units.store(units, place, lane, lane_shift);
+      const std::int64_t entry = cursor.entry - kItemSlices * kSliceElements - lane * kLaneElements;
+      if (cursor.store)
+        cursor.units.store(state.unit + (entry >> geometry.group_shift), place, lane, lane_shift);
     }
   }
   scales.store(reinterpret_cast<std::uint16_t*>(tile + geometry.out.code_bytes) +

@@ -38,61 +38,50 @@ __device__ __forceinline__ void accumulate_bytes(uint2 codes, float scale, float
   }
 }
 
-/// What every rank sent of one tile: `row` + rank * `pitch` is the tile of `rank`; the owner's own place is
-/// unused.
-struct PeerTiles {
-  const std::uint8_t* row;
-  std::int64_t pitch;
-};
-
-/// Reduces the item: adds the peers' tiles to the owner's elements in `send`, rounds, stores the decoded
+/// Reduces the item: adds the peers' tiles (`peers` + r * geometry.in.segment_bytes is what rank r sent of
+/// the tile; the owner's own place is unused) to the owner's elements in `send`, rounds, stores the decoded
 /// elements to `recv` and passes what goes to the others to `wire`, which has
 ///   void codes(int offset, int bits, const std::uint32_t (&codes)[2]): a lane's codes of a slice,
 ///   void scale(int offset, std::uint16_t scale): one group's scale,
 /// with offsets in bytes from the tile's begin. `shared`: geometry.stage_bytes of the warp. All lanes take
-/// part. Returns the non-finite groups of this lane.
+/// part. Returns how many non-finite groups this lane holds the scale of.
 template <DataType D, Memory M, StateFormat F, bool Four, class Wire>
 __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item& item, const void* send,
                                            void* recv, int rank, int ranks, float post_scale,
-                                           const StateView& state, bool pass_start, const PeerTiles& peers,
+                                           const StateView& state, bool pass_start, const std::uint8_t* peers,
                                            const Wire& wire, std::uint8_t* shared, int lane) {
   const int lane_shift = geometry.group_shift - 3;
   const int place = lane & (geometry.lanes - 1);
   const int begin_group = item.begin_slice * geometry.scale_step;
   const int out_bits = bits_of<Four>(geometry.out);
-  int code_at = (item.begin_slice * kWarpThreads + lane) * out_bits;
   const int in_bits = bits_of<Four>(geometry.in);
   const int code_offset = item.begin_slice * kWarpThreads * in_bits;
   const int scale_offset = geometry.in.code_bytes + begin_group * 2;
   const std::int64_t own_offset = (item.first + lane * kLaneElements) * element_bytes(D);
-  char* own_recv = static_cast<char*>(recv) + own_offset;
 
   Stage<D, M, F> stage(shared, lane);
   StateCursor<F> cursor(state, item, pass_start, lane);
   GroupValues scales;
-  std::uint16_t* const units = state.unit + (item.entry >> geometry.group_shift);
   if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
-    if (cursor.load) cursor.units.load(units, place, lane, lane_shift);
+    if (cursor.load)
+      cursor.units.load(state.unit + (item.entry >> geometry.group_shift), place, lane, lane_shift);
   }
   stage.fetch_elements(static_cast<const char*>(send) + own_offset, item.full, item.left, lane);
   stage.fetch_state(cursor);
   {
-    const std::uint8_t* peer = peers.row;
+    const std::uint8_t* peer = peers;
 #pragma unroll 1
     for (int i = 0; i < geometry.staged_peers; ++i) {
-      if (i == rank) peer += peers.pitch;
+      if (i == rank) peer += geometry.in.segment_bytes;
       stage.fetch_peer(i * geometry.peer_bytes, in_bits, peer + code_offset, peer + scale_offset,
                        kItemSlices * geometry.scale_step * 2, lane);
-      peer += peers.pitch;
+      peer += geometry.in.segment_bytes;
     }
   }
   wait_for_copies();
   __syncwarp();
-  int nonfinite = 0;
   const bool some_direct = ranks - 1 > geometry.staged_peers;
   const int staged_before = min(rank, geometry.staged_peers);
-  int lane_code = lane * in_bits;
-  int lane_scale = (lane >> lane_shift) * 2;
 
 #pragma unroll 1
   for (int s = 0; s < kItemSlices; ++s) {
@@ -103,6 +92,8 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
     float sum[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] = -0.0f;  // the one value that leaves every first term as it is
+    const int lane_code = (s * kWarpThreads + lane) * in_bits;
+    const int lane_scale = (s * geometry.scale_step + (lane >> lane_shift)) * 2;
     const std::uint8_t* peer_code = stage.peers() + lane_code;
     const std::uint8_t* peer_scale = stage.peers() + kWarpThreads * kItemSlices * in_bits + lane_scale;
     const auto add_staged = [&](int count) {
@@ -129,7 +120,7 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
     const auto add_direct = [&](int from, int to) {
 #pragma unroll 1
       for (int peer_rank = from; peer_rank < to; ++peer_rank) {
-        const std::uint8_t* peer = peers.row + peer_rank * peers.pitch;
+        const std::uint8_t* peer = peers + peer_rank * geometry.in.segment_bytes;
         const float scale =
             bf16_to_float(__ldcg(reinterpret_cast<const std::uint16_t*>(peer + scale_offset + lane_scale)));
         peer += code_offset + lane_code;
@@ -150,8 +141,6 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
     }
     add_staged(geometry.staged_peers - staged_before);
     if (some_direct) add_direct(max(rank, geometry.staged_peers) + 1, ranks);
-    lane_code += kWarpThreads * in_bits;
-    lane_scale += 2 * geometry.scale_step;
     if (post_scale != 1.0f) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum[i] = __fmul_rn(sum[i], post_scale);
@@ -165,23 +154,26 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
       pack_elements<D>(rounding.decoded, out);
     } else {
       round_compensated<D, M, F, Four, true>(sum, estimates, s, geometry, lane, place, cursor, rounding, out);
-      cursor.advance(1);
     }
-    wire.codes(code_at, out_bits, rounding.codes);
+    wire.codes(((item.begin_slice + s) * kWarpThreads + lane) * out_bits, out_bits, rounding.codes);
     scales.keep(s, place, rounding.scale.bits);
-    store_elements<D>(own_recv, item.full, item.left - s * kSliceElements, lane, out);
-    if (!rounding.scale.finite && place == 0) ++nonfinite;
-    code_at += kWarpThreads * out_bits;
-    own_recv += kSliceElements * element_bytes(D);
+    // The state's entries are those of the message, the buffers may begin further on.
+    const std::int64_t at = cursor.entry - (item.entry - item.first);
+    store_elements<D>(static_cast<char*>(recv) + at * element_bytes(D), item.full,
+                      item.left - s * kSliceElements, lane, out);
+    cursor.next_slice();
   }
   if (place < kItemSlices) {
     const int group = begin_group + GroupValues::index(place, lane, lane_shift);
     wire.scale(geometry.out.code_bytes + group * 2, static_cast<std::uint16_t>(scales.held));
   }
   if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
-    if (cursor.store) cursor.units.store(units, place, lane, lane_shift);
+    const std::int64_t entry = cursor.entry - kItemSlices * kSliceElements - lane * kLaneElements;
+    if (cursor.store)
+      cursor.units.store(state.unit + (entry >> geometry.group_shift), place, lane, lane_shift);
   }
-  return nonfinite;
+  // No finite group has this scale.
+  return place < kItemSlices && scales.held == kScaleNan ? 1 : 0;
 }
 
 /// Adds up a warp's non-finite groups and counts them. Owners alone count: what a sender could not round

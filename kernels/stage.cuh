@@ -100,10 +100,11 @@ class Stage {
     if constexpr (kHoldsState) {
 #pragma unroll
       for (int s = 0; s < kItemSlices; ++s) {
-        fetch_estimate(state_ + s * kStatePitch, cursor.fast + s * StateCursor<F>::kSliceBytes, cursor.load);
+        fetch_estimate(state_ + s * kStatePitch,
+                       cursor.in(cursor.view.fast) + s * StateCursor<F>::kSliceBytes, cursor.load);
         if constexpr (M == Memory::kDual) {
           fetch_estimate(state_ + staged_estimate_bytes(F) + s * kStatePitch,
-                         cursor.slow + s * StateCursor<F>::kSliceBytes, cursor.load);
+                         cursor.in(cursor.view.slow) + s * StateCursor<F>::kSliceBytes, cursor.load);
         }
       }
     }

@@ -12,9 +12,6 @@
 
 namespace echotp::device {
 
-/// The three phases of a call.
-enum class Phase { kQuantise, kReduce, kDecode };
-
 inline bool aligned16(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0;
 }
@@ -36,11 +33,15 @@ using Kernel = void (*)(StagedArgs, Geometry);
 /// then element type, then none, fast x 3 formats, dual x 3 formats.
 inline constexpr int kVariants = 7;
 inline constexpr int kTypes = 3;
+inline int width_variant_of(const Codec& codec) noexcept {
+  return codec.bits == 4 && codec.first_leg_bits == 4 ? 0 : 1;
+}
+inline int state_variant_of(Memory memory, StateFormat format) noexcept {
+  return memory == Memory::kNone ? 0 : 1 + (memory == Memory::kDual ? 3 : 0) + static_cast<int>(format);
+}
 inline int variant_of(const Codec& codec, DataType dtype, Memory memory, StateFormat format) noexcept {
-  const int width = codec.bits == 4 && codec.first_leg_bits == 4 ? 0 : 1;
-  const int state =
-      memory == Memory::kNone ? 0 : 1 + (memory == Memory::kDual ? 3 : 0) + static_cast<int>(format);
-  return (width * kTypes + static_cast<int>(dtype)) * kVariants + state;
+  return (width_variant_of(codec) * kTypes + static_cast<int>(dtype)) * kVariants +
+         state_variant_of(memory, format);
 }
 using VariantTable = const Kernel[2 * kTypes * kVariants];
 
@@ -52,9 +53,9 @@ cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geomet
 cudaError_t launch(VariantTable& kernels, const StagedArgs& args, Phase phase, cudaStream_t stream) noexcept;
 
 /// Loads kernels on the current device.
-template <int N>
-cudaError_t load(const Kernel (&kernels)[N]) noexcept {
-  for (const Kernel kernel : kernels) {
+template <class AnyKernel, int N>
+cudaError_t load(const AnyKernel (&kernels)[N]) noexcept {
+  for (const AnyKernel kernel : kernels) {
     cudaFuncAttributes attributes{};
     const cudaError_t status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
     if (status != cudaSuccess) return status;

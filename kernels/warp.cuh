@@ -23,6 +23,9 @@ inline constexpr int kTileSlices = kTileElements / kSliceElements;
 inline constexpr int kItemSlices = 4;  // slices that a warp handles: its unit of work
 inline constexpr int kTileItems = kTileSlices / kItemSlices;
 
+/// The three phases of a call.
+enum class Phase { kQuantise, kReduce, kDecode };
+
 /// What is kept between calls, as far as it changes the inner loop.
 enum class Memory { kNone, kFast, kDual };
 
@@ -330,28 +333,36 @@ struct GroupValues {
   }
 };
 
+/// The same value, of which the compiler does not know it: what is computed from it anew need not be kept in
+/// registers until then.
+__device__ __forceinline__ std::int64_t forgotten(std::int64_t value) {
+  asm volatile("" : "+l"(value));
+  return value;
+}
+
 /// Where a lane's estimates lie, and what may be done with them.
 template <StateFormat F>
 struct StateCursor {
   static constexpr int kSliceBytes = kSliceElements * kStateWords<F> / 2;
 
-  char* fast;
-  char* slow;
-  bool load;   // false: the estimates read as zero (the pass starts here, or there are none)
-  bool store;  // false: this tile has no state
-  bool reset;  // the pass starts here: a group without a usable residual is set to zero
+  const StateView& view;
+  std::int64_t entry;  // the lane's first of the current slice
+  bool load;           // false: the estimates read as zero (the pass starts here, or there are none)
+  bool store;          // false: this tile has no state
+  bool reset;          // the pass starts here: a group without a usable residual is set to zero
   GroupValues units;
 
-  __device__ __forceinline__ StateCursor(const StateView& view, const Item& item, bool pass_start, int lane)
-      : fast(static_cast<char*>(view.fast) + (item.entry + lane * kLaneElements) * (kStateWords<F> / 2)),
-        slow(static_cast<char*>(view.slow) + (item.entry + lane * kLaneElements) * (kStateWords<F> / 2)),
+  __device__ __forceinline__ StateCursor(const StateView& state, const Item& item, bool pass_start, int lane)
+      : view(state),
+        entry(item.entry + lane * kLaneElements),
         load(item.has_state && !pass_start),
         store(item.has_state),
         reset(pass_start) {}
-  __device__ __forceinline__ void advance(int slices) {
-    fast += slices * kSliceBytes;
-    slow += slices * kSliceBytes;
+  /// Address of the lane's entries in an estimate's array.
+  __device__ __forceinline__ char* in(void* estimate) const {
+    return static_cast<char*>(estimate) + entry * (kStateWords<F> / 2);
   }
+  __device__ __forceinline__ void next_slice() { entry = forgotten(entry + kSliceElements); }
 };
 
 /// Loads the estimates of `Slices` slices, or zeros.
@@ -360,9 +371,9 @@ __device__ __forceinline__ void load_state(const StateCursor<F>& cursor, LaneSta
 #pragma unroll
   for (int s = 0; s < Slices; ++s) {
     if (cursor.load) {
-      load_words(cursor.fast + s * StateCursor<F>::kSliceBytes, state.fast[s]);
+      load_words(cursor.in(cursor.view.fast) + s * StateCursor<F>::kSliceBytes, state.fast[s]);
       if constexpr (M == Memory::kDual)
-        load_words(cursor.slow + s * StateCursor<F>::kSliceBytes, state.slow[s]);
+        load_words(cursor.in(cursor.view.slow) + s * StateCursor<F>::kSliceBytes, state.slow[s]);
     } else {
 #pragma unroll
       for (int i = 0; i < kStateWords<F>; ++i) {
@@ -564,8 +575,8 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
       store_words(address, words);
     }
   };
-  store(cursor.fast, fast);
-  if constexpr (M == Memory::kDual) store(cursor.slow, slow);
+  store(cursor.in(cursor.view.fast), fast);
+  if constexpr (M == Memory::kDual) store(cursor.in(cursor.view.slow), slow);
 }
 
 }  // namespace echotp::device

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// P ranks of the staged collective in one process on one GPU: every rank has its own buffers, and copies from
-// outbox rows to inbox rows stand in for the wire. Compares everything with the scalar reference bit for bit.
+// P ranks of the collective in one process on one GPU, with the staged kernels (every rank has its own
+// buffers, and copies from outbox rows to inbox rows stand in for the wire) or with the fused one. Compares
+// everything with the scalar reference bit for bit.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/fused.hpp"
 #include "kernels/launch.hpp"
 #include "kernels/reference.hpp"
 
@@ -22,10 +24,11 @@ namespace echotp::test {
 struct Tally {
   int passed = 0;
   int failed = 0;
+  bool quiet = false;
 
   bool check(bool good, const std::string& what) {
     (good ? passed : failed)++;
-    if (!good && failed <= 40) std::printf("FAIL %s\n", what.c_str());
+    if (!good && !quiet && failed <= 40) std::printf("FAIL %s\n", what.c_str());
     return good;
   }
 };
@@ -101,7 +104,10 @@ class VirtualRanks {
       poison_state(p);
     }
   }
-  ~VirtualRanks() { cudaFreeHost(counters_); }
+  ~VirtualRanks() {
+    cudaFreeHost(counters_);
+    cudaFreeHost(status_);
+  }
   VirtualRanks(const VirtualRanks&) = delete;
   VirtualRanks& operator=(const VirtualRanks&) = delete;
 
@@ -111,6 +117,54 @@ class VirtualRanks {
     setup_.codec.bits = second_leg;
     reference_.set_bits(first_leg, second_leg);
   }
+
+  /// Gives the ranks windows for the fused kernel. `chunks` have already arrived in every lane.
+  void make_windows(int ctas, std::uint32_t chunks = 0) {
+    layout_ = {.ranks = setup_.ranks, .ctas = ctas, .bits = 8};
+    must(cudaHostAlloc(&status_, sizeof(FusedStatus) * kFusedMaxRanks, cudaHostAllocMapped), "cudaHostAlloc");
+    std::fill_n(status_, kFusedMaxRanks, FusedStatus{});
+    const std::vector<std::uint32_t> flags(static_cast<std::size_t>(fused_flags_bytes(layout_) / 4), chunks);
+    std::vector<std::uint32_t> progress(static_cast<std::size_t>(fused_lanes(layout_)) + 1, chunks);
+    progress[0] = 0;
+    for (int p = 0; p < setup_.ranks; ++p) {
+      windows_.emplace_back(static_cast<std::size_t>(fused_window_bytes(layout_)));
+      progress_.emplace_back(progress.size() * 4);
+      windows_[p].fill(0xEE);
+      windows_[p].upload(flags);
+      progress_[p].upload(progress);
+    }
+  }
+  /// Calls from now on use the fused kernel, or the staged ones again. Both work on the same state.
+  void use_fused(bool fused) { fused_ = fused; }
+
+  /// Arguments of every rank for one fused call.
+  std::vector<FusedArgs> fused_args(std::int64_t count, bool pass_start, const CallShape& shape) {
+    std::vector<FusedArgs> all;
+    for (int p = 0; p < setup_.ranks; ++p) {
+      const StagedArgs staged = make_args(p, 0, count, pass_start, shape);
+      FusedArgs args;
+      args.send = staged.send;
+      args.recv = staged.recv;
+      args.count = count;
+      args.rank = p;
+      args.dtype = staged.dtype;
+      args.codec = staged.codec;
+      args.compensation = staged.compensation;
+      args.post_scale = staged.post_scale;
+      args.pass_start = pass_start;
+      args.state = staged.state;
+      args.counters = staged.counters;
+      args.layout = layout_;
+      for (int q = 0; q < setup_.ranks; ++q) args.windows[q] = windows_[q].data();
+      args.progress = reinterpret_cast<std::uint32_t*>(progress_[p].data());
+      args.status = status_ + p;
+      args.deadline_ns = deadline_ns;
+      all.push_back(args);
+    }
+    return all;
+  }
+  FusedStatus& status(int rank) { return status_[rank]; }
+  std::uint64_t deadline_ns = 5'000'000'000;
 
   ReferenceAllReduce& reference() { return reference_; }
   const DeviceCounters& counters() const { return *counters_; }
@@ -129,6 +183,11 @@ class VirtualRanks {
 
   /// Enqueues one call of all ranks on `stream`.
   void enqueue(std::int64_t count, bool pass_start, const CallShape& shape, cudaStream_t stream) {
+    if (fused_) {
+      must(launch_fused_loopback(fused_args(count, pass_start, shape).data(), stream),
+           "launch_fused_loopback");
+      return;
+    }
     const std::int64_t chunk = shape.chunk != 0 ? shape.chunk : std::max<std::int64_t>(count, 1);
     for (std::int64_t first = 0; first < count; first += chunk) {
       const std::int64_t length = std::min(chunk, count - first);
@@ -172,8 +231,9 @@ class VirtualRanks {
     bool good = true;
     for (int p = 0; p < setup_.ranks; ++p) {
       const std::string rank = name + " rank " + std::to_string(p);
-      if (shape.chunk ==
-          0) {  // chunks have wire layouts of their own; their outputs and states are compared below
+      // Chunks have wire layouts of their own, and so has the fused kernel: their outputs and states are
+      // compared below.
+      if (shape.chunk == 0 && !fused_) {
         std::vector<std::uint8_t> want = reference_.outbox(p);
         want.resize(want.size() + kWireGuard, 0);
         good &=
@@ -316,6 +376,10 @@ class VirtualRanks {
   ReferenceAllReduce reference_;
   bool null_state_;
   DeviceCounters* counters_ = nullptr;
+  bool fused_ = false;
+  FusedLayout layout_;
+  FusedStatus* status_ = nullptr;
+  std::vector<DeviceBuffer> windows_, progress_;
   std::vector<DeviceBuffer> send_, recv_, outbox_, inbox_, gathered_, fast_, slow_, unit_;
 };
 
