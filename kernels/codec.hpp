@@ -13,33 +13,30 @@ namespace echotp {
 
 /// What the width of a code decides.
 struct CodeWidth {
-  int bits;             // 4 or 8
-  float factor;         // the scale is the extremum times this: 1 / the lowest code
-  float scale_max;      // largest |scale|: the lowest code times it is the largest finite bf16
-  std::uint32_t limit;  // groups with this extremum_key() or above count as non-finite
-  float magic;  // 1.5 * 2^23 - lowest code: adding it leaves round(value) - lowest code in the low bits
-  float top;    // magic + the highest code
+  int bits;         // 4 or 8
+  float factor;     // the scale is the extremum times this: 1 / the lowest code
+  float scale_max;  // largest |scale|: the lowest code times it is the largest finite bf16
+  float limit;      // groups with an extremum of this magnitude or above count as non-finite
+  float magic;      // 1.5 * 2^23 - lowest code: adding it leaves round(value) - lowest code in the low bits
+  float top;        // magic + the highest code
 };
 
 /// With 8 bits the extremum of a group within 2^-15 of the largest float would need a code below -128.
 constexpr CodeWidth code_width(int bits) {
-  if (bits == 8) return {8, -0.0078125f, 0x1.FEp120f, 0xFEFFFC00u, 12583040.0f, 12583167.0f};
-  return {4, -0.125f, 0x1.FEp124f, 0xFF000000u, 12582920.0f, 12582927.0f};
+  if (bits == 8) return {8, -0.0078125f, 0x1.FEp120f, 0x1.FFFCp127f, 12583040.0f, 12583167.0f};
+  return {4, -0.125f, 0x1.FEp124f, INFINITY, 12582920.0f, 12582927.0f};
 }
 
 /// A group whose |scale| is smaller travels as zero.
 inline constexpr float kScaleTiny = 1e-30f;
 /// Scale of a group that held a NaN or Inf: all of it decodes to NaN.
 inline constexpr std::uint16_t kScaleNan = 0x7FC0;
-/// Eight codes of 4 bits, and four of 8, of value 0: what zero groups and non-finite groups carry.
-inline constexpr std::uint32_t kZeroCodes = 0x88888888u;
-inline constexpr std::uint32_t kZeroBytes = 0x80808080u;
 
 /// What one group is divided by.
 struct GroupScale {
   std::uint16_t bits;  // bf16, as it travels
   float scale;         // the same value in fp32
-  float inverse;       // 1/scale to nearest; 0 for zero groups and non-finite groups
+  float inverse;       // 1/scale to nearest, with 4 bits of the nearest bf16; 0 for zero groups, else NaN
   bool finite;         // false: the group held a NaN or Inf
 };
 
@@ -53,25 +50,33 @@ ECHO_TP_HD std::uint32_t extremum_key(float u) {
 #endif
 }
 
-/// The scale of a group from the largest extremum_key of its elements.
-ECHO_TP_HD GroupScale group_scale(std::uint32_t key, const CodeWidth& width) {
-  const float extremum = bits_float((key >> 1) | (key << 31));
+/// The value that has this key.
+ECHO_TP_HD float extremum_of(std::uint32_t key) {
+  return bits_float((key >> 1) | (key << 31));
+}
+
+/// The scale of a group from its extremum. The reciprocal of a 4-bit group's scale is rounded to bf16: with
+/// it, bf16 elements can be rounded two at a time (encode_pairs() in pairs.cuh).
+ECHO_TP_HD GroupScale group_scale(float extremum, const CodeWidth& width) {
   const float exact = clamp_symmetric(mul_rn(extremum, width.factor), width.scale_max);
   GroupScale result;
-  result.finite = key < width.limit;
-  result.bits = float_to_bf16(exact);
+  result.finite = std::fabs(extremum) < width.limit;
+  result.bits = result.finite ? float_to_bf16(exact) : kScaleNan;
   result.scale = bf16_to_float(result.bits);
-  const bool zero = !(std::fabs(result.scale) >= kScaleTiny);
-  result.inverse = zero || !result.finite ? 0.0f : reciprocal_of_bf16(result.scale);
+  const bool zero = std::fabs(result.scale) < kScaleTiny;
   if (zero) result.bits = 0;
-  if (!result.finite) result.bits = kScaleNan;
-  result.scale = bf16_to_float(result.bits);
+  result.inverse = width.bits == 4 ? bf16_reciprocal_of_bf16(result.scale) : reciprocal_of_bf16(result.scale);
+  if (zero) result.inverse = result.scale = 0.0f;
   return result;
 }
 
 /// width.magic + code, with code = min(round to nearest even of the exact product u * inverse, highest code).
-/// The lower end needs no limit: |u * inverse| is below the lowest code's magnitude + 1/2. Only meaningful in
-/// a finite group.
+/// The lower end needs no limit: |u * inverse| is below the lowest code's magnitude + 1/2. In a non-finite
+/// group, whose inverse is NaN, every code is the highest.
+///
+/// |code - u / scale| is at most 1/2 + d * |u / scale|, where d, 1/257 with 4 bits and 2^-24 with 8, bounds
+/// the relative error of the rounded reciprocal; or, if the highest code limits it, |u / scale| - highest
+/// code. |u / scale| itself is at most 8.0314 or 128.51, because the scale is rounded and at most scale_max.
 ECHO_TP_HD float encode(float u, float inverse, const CodeWidth& width) {
   return fminf(fma_rn(u, inverse, width.magic), width.top);
 }
@@ -81,23 +86,28 @@ ECHO_TP_HD float code_of(float encoded, const CodeWidth& width) {
   return sub_rn(encoded, width.magic);
 }
 
-/// Eight results of encode() with 4 bits as eight nibbles, the first lowest. Pass the group's `finite`
-/// along.
-ECHO_TP_HD std::uint32_t pack_nibbles(const float (&encoded)[8], bool finite) {
+/// Position of element i of eight in their word of 4-bit codes: even elements in the lower half, odd ones in
+/// the upper, so that one shift and mask give a neighbouring pair in the two halves of a word.
+constexpr int nibble_of(int i) {
+  return i / 2 + i % 2 * 4;
+}
+
+/// Eight results of encode() with 4 bits as eight nibbles.
+ECHO_TP_HD std::uint32_t pack_nibbles(const float (&encoded)[8]) {
   // The bits above the nibble are the same in all eight, so their shifted sum is a constant that one addition
   // removes.
   constexpr std::uint32_t kHigh = 0x4B400000u;
   constexpr std::uint32_t kBias = kHigh * 0x11111111u;
   std::uint32_t word = 0u - kBias;
-  for (int i = 7; i >= 0; --i) word += float_bits(encoded[i]) << (4 * i);
-  return finite ? word : kZeroCodes;
+  for (int i = 7; i >= 0; --i) word += float_bits(encoded[i]) << (4 * nibble_of(i));
+  return word;
 }
 
 /// Results `first` to `first` + 3 of encode() with 8 bits as four bytes, the first lowest.
-ECHO_TP_HD std::uint32_t pack_bytes(const float (&encoded)[8], int first, bool finite) {
+ECHO_TP_HD std::uint32_t pack_bytes(const float (&encoded)[8], int first) {
   std::uint32_t word = 0;
   for (int i = 0; i < 4; ++i) word |= (float_bits(encoded[first + i]) & 0xFFu) << (8 * i);
-  return finite ? word : kZeroBytes;
+  return word;
 }
 
 /// Value of a stored code (0..2^bits - 1), exact in fp32. A NaN scale gives the canonical NaN.
@@ -119,14 +129,13 @@ inline bool encode_group(const float* u, int group, std::uint8_t* codes, std::ui
     const std::uint32_t candidate = extremum_key(u[i]);
     if (candidate > key) key = candidate;
   }
-  const GroupScale chosen = group_scale(key, width);
+  const GroupScale chosen = group_scale(extremum_of(key), width);
   *scale = chosen.bits;
   for (int i = 0; i < group; i += 8) {
     float encoded[8];
     for (int j = 0; j < 8; ++j) encoded[j] = encode(u[i + j], chosen.inverse, width);
-    const std::uint32_t words[2] = {
-        bits == 8 ? pack_bytes(encoded, 0, chosen.finite) : pack_nibbles(encoded, chosen.finite),
-        bits == 8 ? pack_bytes(encoded, 4, chosen.finite) : 0u};
+    const std::uint32_t words[2] = {bits == 8 ? pack_bytes(encoded, 0) : pack_nibbles(encoded),
+                                    bits == 8 ? pack_bytes(encoded, 4) : 0u};
     for (int j = 0; j < bits; ++j) {
       codes[i / 8 * bits + j] = static_cast<std::uint8_t>(words[j / 4] >> (8 * (j % 4)));
     }
@@ -138,7 +147,9 @@ inline bool encode_group(const float* u, int group, std::uint8_t* codes, std::ui
 inline void decode_group(const std::uint8_t* codes, std::uint16_t scale, int group, float* out,
                          int bits = 4) {
   for (int i = 0; i < group; ++i) {
-    const std::uint32_t stored = bits == 8 ? codes[i] : (codes[i / 2] >> (4 * (i & 1))) & 0xFu;
+    const int nibble = nibble_of(i % 8);
+    const std::uint32_t stored =
+        bits == 8 ? codes[i] : (codes[i / 8 * 4 + nibble / 2] >> (4 * (nibble % 2))) & 0xFu;
     out[i] = decode(stored, bf16_to_float(scale), bits);
   }
 }

@@ -51,7 +51,8 @@ ECHO_TP_HD float bf16_to_float(std::uint16_t bits) {
 /// fp32 to bf16, to nearest even; overflow gives Inf, NaN gives 0x7FFF.
 ECHO_TP_HD std::uint16_t float_to_bf16(float x) {
 #if defined(__CUDA_ARCH__)
-  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+  // The conversion of two values is the fast one.
+  return __bfloat16_as_ushort(__low2bfloat16(__floats2bfloat162_rn(x, 0.0f)));
 #else
   const std::uint32_t bits = float_bits(x);
   if ((bits & 0x7FFFFFFFu) > kFloatExponentMask) return 0x7FFFu;
@@ -146,6 +147,19 @@ ECHO_TP_HD float reciprocal_of_bf16(float x) {
   return __fmaf_rn(__fmaf_rn(-x, estimate, 1.0f), estimate, estimate);
 #else
   return 1.0f / x;
+#endif
+}
+
+/// The bf16 nearest to 1/x, for x as above; NaN for NaN.
+ECHO_TP_HD float bf16_reciprocal_of_bf16(float x) {
+#if defined(__CUDA_ARCH__)
+  // The reciprocal of an 8-bit mantissa is a bf16 or at least 2^-17 of itself away from the middle between
+  // two of them, so that rounding the hardware's estimate (1 ulp) gives the same.
+  float estimate;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
+  return bf16_to_float(float_to_bf16(estimate));
+#else
+  return bf16_to_float(float_to_bf16(1.0f / x));
 #endif
 }
 

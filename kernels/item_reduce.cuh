@@ -14,19 +14,10 @@ namespace echotp::device {
 /// addition does.
 __device__ __forceinline__ void accumulate(std::uint32_t codes, float scale, std::uint32_t magic,
                                            float (&sum)[8]) {
+  float code[8];
+  nibble_codes(codes, magic, code);
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    // A nibble stays where it is, inside the mantissa of 2^23: that gives code * 16^n, which the scale makes
-    // good.
-    const float factor = n == 0 ? scale : __fmul_rn(scale, 1.0f / static_cast<float>(1 << (4 * n)));
-    const float bias = static_cast<float>(8388608 + (8 << (4 * n)));
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::uint32_t word = codes >> (16 * half);
-      const float shifted = __fsub_rn(__uint_as_float((word & (0xFu << (4 * n))) | magic), bias);
-      sum[n + 4 * half] = __fmaf_rn(shifted, factor, sum[n + 4 * half]);
-    }
-  }
+  for (int i = 0; i < 8; ++i) sum[i] = __fmaf_rn(code[i], scale, sum[i]);
 }
 
 /// The same for codes of 8 bits.

@@ -60,6 +60,16 @@ float fp16_value(std::uint16_t bits) {
   return static_cast<float>((bits & 0x8000) != 0 ? -magnitude : magnitude);
 }
 
+/// Where the 4-bit code of an element of a tile lies: of eight neighbours, 0 2 4 6 1 3 5 7 from the lowest
+/// nibble of four bytes to the highest.
+struct NibblePlace {
+  explicit NibblePlace(std::int64_t position)
+      : byte(position / 8 * 4 + position % 8 / 4 + (position % 2 == 0 ? 0 : 2)), high(position % 4 >= 2) {}
+
+  std::int64_t byte;
+  bool high;
+};
+
 /// Round to nearest even of a*b, without rounding the product first.
 double nearest_of_product(float a, float b) {
   return std::nearbyint(static_cast<double>(a) * b);
@@ -129,7 +139,7 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<fl
   }
   if (!result.finite) {
     result.scale_bits = 0x7FC0;
-    result.codes.assign(u.size(), 0);
+    result.codes.assign(u.size(), -lowest - 1);
     result.decoded.assign(u.size(), std::numeric_limits<float>::quiet_NaN());
     return result;
   }
@@ -142,7 +152,8 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<fl
     return result;
   }
   result.scale_bits = bf16_bits(scale);
-  const float inverse = 1.0f / static_cast<float>(scale);
+  const auto inverse =
+      bits == 4 ? static_cast<float>(round_bf16(1.0 / scale)) : 1.0f / static_cast<float>(scale);
   for (float value : u) {
     const double code = std::clamp<double>(nearest_of_product(value, inverse), lowest, -lowest - 1);
     result.codes.push_back(static_cast<int>(code));
@@ -269,12 +280,12 @@ void ReferenceAllReduce::put(std::vector<std::uint8_t>& wire, Leg leg, std::int6
   for (std::size_t i = 0; i < group.codes.size(); ++i) {
     const std::int64_t position = element + static_cast<std::int64_t>(i);
     const int stored = group.codes[i] + (1 << (bits - 1));
-    std::uint8_t& byte = wire[static_cast<std::size_t>(tile_offset + position * bits / 8)];
     if (bits == 8) {
-      byte = static_cast<std::uint8_t>(stored);
+      wire[static_cast<std::size_t>(tile_offset + position)] = static_cast<std::uint8_t>(stored);
     } else {
-      byte = static_cast<std::uint8_t>(position % 2 == 0 ? (byte & 0xF0) | stored
-                                                         : (byte & 0x0F) | (stored << 4));
+      const NibblePlace place(position);
+      std::uint8_t& byte = wire[static_cast<std::size_t>(tile_offset + place.byte)];
+      byte = static_cast<std::uint8_t>(place.high ? (byte & 0x0F) | (stored << 4) : (byte & 0xF0) | stored);
     }
   }
   const auto at =
@@ -292,8 +303,9 @@ std::vector<float> ReferenceAllReduce::get(const std::vector<std::uint8_t>& wire
   std::vector<float> values(static_cast<std::size_t>(setup_.codec.group));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const std::int64_t position = element + static_cast<std::int64_t>(i);
-    const int byte = wire[static_cast<std::size_t>(tile_offset + position * bits / 8)];
-    const int stored = bits == 8 ? byte : position % 2 == 0 ? byte & 15 : byte >> 4;
+    const NibblePlace place(position);
+    const int byte = wire[static_cast<std::size_t>(tile_offset + (bits == 8 ? position : place.byte))];
+    const int stored = bits == 8 ? byte : place.high ? byte >> 4 : byte & 15;
     values[i] = static_cast<float>(stored - (1 << (bits - 1))) * scale;
   }
   return values;

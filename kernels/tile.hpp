@@ -3,10 +3,11 @@
 //
 // A message of `count` elements is cut into tiles of 2048. Tile t belongs to rank t mod P (block-cyclic: the
 // owner of an element depends on its position alone, never on the message size). A segment is all tiles of
-// one owner, in order. A tile on the wire: 2048 codes of 4 bits (1024 bytes, the element with the lower index
-// in the lower nibble, code + 8 stored) or of 8 bits (2048 bytes, code + 128 stored), then 2048/group scales
-// in bf16. The two legs of a call, to the owners and back, may have codes of different width. The last tile
-// is padded with zeros and travels whole.
+// one owner, in order. A tile on the wire: 2048 codes of 4 bits (1024 bytes, code + 8 stored; of eight
+// neighbours in four bytes, elements 0 2 4 6 1 3 5 7 from the lowest nibble to the highest) or of 8 bits
+// (2048 bytes in the order of the elements, code + 128 stored), then 2048/group scales in bf16. The two legs
+// of a call, to the owners and back, may have codes of different width. The last tile is padded with zeros
+// and travels whole.
 #pragma once
 
 #include <cstdint>

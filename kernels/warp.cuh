@@ -10,6 +10,7 @@
 
 #include "kernels/codec.hpp"
 #include "kernels/compensator.hpp"
+#include "kernels/pairs.cuh"
 #include "kernels/params.hpp"
 
 namespace echotp::device {
@@ -33,10 +34,6 @@ enum class Memory { kNone, kFast, kDual };
 /// takes not to spill.
 template <Memory M>
 inline constexpr int kCompensatedBlocksPerSm = M == Memory::kDual ? 7 : 8;
-
-/// 2^23, and 128 twice in bf16: a nibble in the low mantissa bits is added to them.
-inline constexpr std::uint32_t kNibbleMagic = 0x4B000000u;
-inline constexpr std::uint32_t kPairMagic = 0x43004300u;
 
 /// How the tiles of one leg lie in its buffer.
 struct LegGeometry {
@@ -308,28 +305,27 @@ struct LaneState {
 };
 
 /// One 16-bit value a group and slice for all of an item, so that a warp loads or stores them with one
-/// access: the lane whose place in its group is s holds the value of slice s. Only lanes with place <
-/// kItemSlices hold one.
+/// access: of four neighbouring lanes the s-th holds the value of their group in slice s.
 struct GroupValues {
   std::uint32_t held = 0;
 
   /// Index of the lane's value among the item's.
-  static __device__ __forceinline__ int index(int place, int lane, int lane_shift) {
-    return (place << (5 - lane_shift)) + (lane >> lane_shift);
+  static __device__ __forceinline__ unsigned index(unsigned place, unsigned lane, int lane_shift) {
+    return (place % kItemSlices << (5 - lane_shift)) + (lane >> lane_shift);
   }
   /// From and to the item's values at `base`. Loads see what another GPU wrote.
   __device__ __forceinline__ void load(const std::uint16_t* base, int place, int lane, int lane_shift) {
-    if (place < kItemSlices) held = __ldcg(base + index(place, lane, lane_shift));
+    held = __ldcg(base + index(place, lane, lane_shift));
   }
   __device__ __forceinline__ void store(std::uint16_t* base, int place, int lane, int lane_shift) const {
     if (place < kItemSlices) base[index(place, lane, lane_shift)] = static_cast<std::uint16_t>(held);
   }
   __device__ __forceinline__ void keep(int slice, int place, std::uint32_t value) {
-    if (place == slice) held = value;
+    if (place % kItemSlices == slice) held = value;
   }
   /// The value of the lane's group in a slice; all lanes take part.
-  __device__ __forceinline__ std::uint16_t of(int slice, int lane, int place) const {
-    return static_cast<std::uint16_t>(__shfl_sync(0xFFFFFFFFu, held, lane - place + slice));
+  __device__ __forceinline__ std::uint32_t of(int slice) const {
+    return __shfl_sync(0xFFFFFFFFu, held, slice, kItemSlices);
   }
 };
 
@@ -385,11 +381,9 @@ __device__ __forceinline__ void load_state(const StateCursor<F>& cursor, LaneSta
 }
 
 /// pack_bytes() in three instructions.
-__device__ __forceinline__ std::uint32_t pack_low_bytes(const float (&encoded)[8], int first, bool finite) {
+__device__ __forceinline__ std::uint32_t pack_low_bytes(const float (&encoded)[8], int first) {
   const auto low = [&](int i) { return __float_as_uint(encoded[first + i]); };
-  const std::uint32_t word =
-      __byte_perm(__byte_perm(low(0), low(1), 0x0040), __byte_perm(low(2), low(3), 0x0040), 0x5410);
-  return finite ? word : kZeroBytes;
+  return __byte_perm(__byte_perm(low(0), low(1), 0x0040), __byte_perm(low(2), low(3), 0x0040), 0x5410);
 }
 
 /// One rounding of a lane's eight values and what comes of it.
@@ -411,14 +405,14 @@ __device__ __forceinline__ std::uint32_t group_key(const float (&u)[8], int lane
 template <bool Decode>
 __device__ __forceinline__ void round_lane(const float (&u)[8], std::uint32_t key, const CodeWidth& width,
                                            Rounding& result, float (&encoded)[8]) {
-  result.scale = group_scale(key, width);
+  result.scale = group_scale(extremum_of(key), width);
 #pragma unroll
   for (int i = 0; i < 8; ++i) encoded[i] = encode(u[i], result.scale.inverse, width);
   if (width.bits == 4) {
-    result.codes[0] = pack_nibbles(encoded, result.scale.finite);
+    result.codes[0] = pack_nibbles(encoded);
   } else {
-    result.codes[0] = pack_low_bytes(encoded, 0, result.scale.finite);
-    result.codes[1] = pack_low_bytes(encoded, 4, result.scale.finite);
+    result.codes[0] = pack_low_bytes(encoded, 0);
+    result.codes[1] = pack_low_bytes(encoded, 4);
   }
   if constexpr (Decode) {
 #pragma unroll
@@ -485,7 +479,8 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
   const int lanes = geometry.lanes;
   const CodeWidth width = width_of<Four>(geometry);
   Coefficients scaled_k = k;
-  if constexpr (F != StateFormat::kFp32) scaled_k = scaled(k, bf16_to_float(cursor.units.of(s, lane, place)));
+  if constexpr (F != StateFormat::kFp32)
+    scaled_k = scaled(k, bf16_to_float(static_cast<std::uint16_t>(cursor.units.of(s))));
 
   float u[8];
   float bound =

@@ -14,7 +14,7 @@ namespace echotp {
 /// Travels as bytes between processes of one job: fixed size, no pointers.
 struct SetupRecord {
   static constexpr std::uint64_t kMagic = 0x31707472'6f686365ULL;  // "echortp1": not a plausible accident
-  static constexpr std::uint32_t kProtocol = 2;
+  static constexpr std::uint32_t kProtocol = 3;
 
   std::uint64_t magic = kMagic;
   std::uint32_t protocol = kProtocol;

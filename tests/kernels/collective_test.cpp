@@ -87,10 +87,10 @@ TEST_CASE("a golden call of two ranks") {
   CHECK(box[1024] == 0xF0);  // -1.875 is 0xBFF0
   CHECK(box[1025] == 0xBF);
   // 8/-1.875 = -4.27 -> -4, 9: -4.8 -> -5, 10: -5.33 -> -5, 11: -5.87 -> -6, 12: -6.4 -> -6, 13: -6.93 -> -7,
-  // 14: -7.47 -> -7, 15: -8.
+  // 14: -7.47 -> -7, 15: -8. Elements 0 and 2 come first, then 4 and 6, 1 and 3, 5 and 7.
   CHECK(box[0] == 0x34);
-  CHECK(box[1] == 0x23);
-  CHECK(box[2] == 0x12);
+  CHECK(box[1] == 0x12);
+  CHECK(box[2] == 0x23);
   CHECK(box[3] == 0x01);
   // Sums: 6.5 8.375 8.375 10.25 10.25 12.125 12.125 14; scale 14/-8 = -1.75; codes -4 -5 -5 -6 -6 -7 -7 -8.
   CHECK(all.gathered()[0] == 0x34);
