@@ -79,6 +79,15 @@ int fitting_lanes(int limit, int warp_bytes, int most) noexcept {
   return warp_bytes == 0 ? most : std::min(most, limit / (warp_bytes * kWarps));
 }
 
+FusedWindow window_of(const FusedLayout& layout) noexcept {
+  const auto at = [&](int lane, Leg leg, int slot, int source) {
+    return static_cast<std::uint32_t>(fused_slot_offset(layout, lane, leg, slot, source));
+  };
+  const std::uint32_t begin = at(0, Leg::kFirst, 0, 0);
+  return {begin, at(1, Leg::kFirst, 0, 0) - begin, at(0, Leg::kSecond, 0, 0) - begin,
+          at(0, Leg::kFirst, 1, 0) - begin, at(0, Leg::kFirst, 0, 1) - begin};
+}
+
 /// Shared memory of a warp without any peer's codes, for the variant that needs most.
 constexpr int kWidestStage = stage_bytes(DataType::kFp32, Memory::kDual, StateFormat::kFp16);
 
@@ -120,6 +129,7 @@ FusedLaunch make_fused_launch(const FusedArgs* args, int ranks) noexcept {
     std::copy(std::begin(args[r].windows), std::end(args[r].windows), std::begin(rank.windows));
     rank.progress = args[r].progress;
     rank.status = args[r].status;
+    rank.state_tiles = static_cast<std::uint32_t>(args[r].state.capacity / kTileElements);
     rank.rank = args[r].rank;
     rank.send_vector = aligned16(args[r].send);
     rank.recv_vector = aligned16(args[r].recv);
@@ -128,10 +138,12 @@ FusedLaunch make_fused_launch(const FusedArgs* args, int ranks) noexcept {
   const FusedPlan plan = fused_plan(any.count, any.layout);
   launch.count = any.count;
   launch.deadline_ns = any.deadline_ns;
-  launch.layout = any.layout;
+  launch.rank_count = any.layout.ranks;
+  launch.window = window_of(any.layout);
+  launch.tiles = static_cast<std::uint32_t>(tile_count(any.count));
+  launch.full_tiles = static_cast<std::uint32_t>(any.count / kTileElements);
   launch.chunks = plan.chunks;
   launch.lanes = static_cast<std::uint32_t>(plan.ctas * plan.cta_lanes);
-  launch.rows = static_cast<std::uint32_t>(segment_tiles(any.count, any.layout.ranks));
   launch.chunk_rows = plan.rows;
   launch.post_scale = any.post_scale;
   launch.pass_start = any.pass_start;
@@ -158,7 +170,7 @@ cudaError_t launch_fused_kernel(FusedKernel kernel, FusedLaunch& launch, int ran
   const int warps = cta_lanes * kFusedLaneThreads / kWarpThreads;
   Geometry& second = launch.second;
   second.staged_peers =
-      std::min({launch.layout.ranks - 1, kStagedPeers, (limit / warps - own) / second.peer_bytes});
+      std::min({launch.rank_count - 1, kStagedPeers, (limit / warps - own) / second.peer_bytes});
   launch.warp_bytes = own + second.staged_peers * second.peer_bytes;
   cudaLaunchAttribute cooperative{};
   cooperative.id =

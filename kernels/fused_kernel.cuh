@@ -27,9 +27,19 @@ struct FusedRank {
   std::uint8_t* windows[kFusedMaxRanks];
   std::uint32_t* progress;
   FusedStatus* status;
+  std::uint32_t state_tiles;  // tiles that the state has entries for
   int rank;
   bool send_vector;  // send and recv are 16-byte aligned
   bool recv_vector;
+};
+
+/// fused_slot_offset() as numbers: offsets in a window are small, and the device adds them up often.
+struct FusedWindow {
+  std::uint32_t slots;         // begin of the first lane's
+  std::uint32_t lane_bytes;    // from a lane to the next
+  std::uint32_t leg_bytes;     // from a leg to the next
+  std::uint32_t slot_bytes;    // from a slot to the next
+  std::uint32_t source_bytes;  // from a source to the next
 };
 
 /// A launch: all ranks of a loopback, else one.
@@ -37,10 +47,12 @@ struct FusedLaunch {
   FusedRank ranks[kFusedMaxRanks];
   std::int64_t count;
   std::uint64_t deadline_ns;
-  FusedLayout layout;
+  FusedWindow window;
+  int rank_count;
   std::uint32_t chunks;
-  std::uint32_t lanes;  // of a rank, over all CTAs
-  std::uint32_t rows;   // of the message
+  std::uint32_t lanes;       // of a rank, over all CTAs
+  std::uint32_t tiles;       // of the message, the last possibly partial
+  std::uint32_t full_tiles;  // whole ones
   int chunk_rows;
   float post_scale;
   bool pass_start;
@@ -68,18 +80,18 @@ inline constexpr std::uint32_t kStopAtOnce = 0xFFFFFFFFu;
 
 /// Special registers, read anew each time: what is this cheap to find out must not occupy a register of the
 /// loop.
-__device__ __forceinline__ int thread_of_cta() {
-  int value;
+__device__ __forceinline__ std::uint32_t thread_of_cta() {
+  std::uint32_t value;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(value));
   return value;
 }
-__device__ __forceinline__ int cta_of_rank() {
-  int value;
+__device__ __forceinline__ std::uint32_t cta_of_rank() {
+  std::uint32_t value;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(value));
   return value;
 }
-__device__ __forceinline__ int rank_of_launch() {
-  int value;
+__device__ __forceinline__ std::uint32_t rank_of_launch() {
+  std::uint32_t value;
   asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(value));
   return value;
 }
@@ -98,7 +110,7 @@ __device__ __forceinline__ Word reload(const Word& word) {
 /// What the lanes of a CTA keep in shared memory.
 struct FusedCta {
   std::uint8_t* windows[kFusedMaxRanks];
-  std::uint32_t rank;
+  int rank;
   std::uint32_t base[kFusedCtaLanes];    // a lane's chunks before this call
   std::uint32_t chunks[kFusedCtaLanes];  // a lane's chunks of this call
   std::uint32_t stop[kFusedCtaLanes];    // number of the barrier after which a lane has to stop
@@ -113,7 +125,7 @@ struct PushedTile {
 
   template <class Store>
   __device__ __forceinline__ void to_all(int at, const Store& store) const {
-    int peer = static_cast<int>(reload(cta.rank));
+    int peer = reload(cta.rank);
 #pragma unroll 1
     for (int step = 1; step < ranks; ++step) {
       if (++peer == ranks) peer = 0;  // every rank begins at another peer
@@ -138,12 +150,10 @@ struct FusedLane {
   static constexpr int kWarps = kFusedLaneThreads / kWarpThreads;
   static_assert(kFusedChunkRows * kTileItems <= kWarps, "a warp reduces one item of a chunk");
 
-  static __device__ __forceinline__ int thread() { return thread_of_cta() % kWarpThreads; }
-  static __device__ __forceinline__ int warp() { return thread_of_cta() / kWarpThreads % kWarps; }
-  static __device__ __forceinline__ int cta_lane() { return thread_of_cta() / kFusedLaneThreads; }
-  static __device__ __forceinline__ int lane() {
-    return cta_lane() * static_cast<int>(gridDim.x) + cta_of_rank();
-  }
+  static __device__ __forceinline__ int thread() { return static_cast<int>(thread_of_cta() % kWarpThreads); }
+  static __device__ __forceinline__ std::uint32_t warp() { return thread_of_cta() / kWarpThreads % kWarps; }
+  static __device__ __forceinline__ std::uint32_t cta_lane() { return thread_of_cta() / kFusedLaneThreads; }
+  static __device__ __forceinline__ std::uint32_t lane() { return cta_lane() * gridDim.x + cta_of_rank(); }
   __device__ __forceinline__ const FusedRank& self() const { return launch.ranks[rank_of_launch()]; }
   __device__ __forceinline__ std::uint8_t* warp_shared() const {
     return reinterpret_cast<std::uint8_t*>(shared) + thread_of_cta() / kWarpThreads * launch.warp_bytes;
@@ -151,15 +161,22 @@ struct FusedLane {
   __device__ __forceinline__ std::uint32_t first_row(std::uint32_t chunk) const {
     return (chunk * launch.lanes + lane()) * launch.chunk_rows;
   }
-  __device__ __forceinline__ int rows_of(std::uint32_t first) const {
-    return min(launch.chunk_rows, static_cast<int>(launch.rows - first));
+  /// Where a source's tiles lie in a window.
+  __device__ __forceinline__ std::uint32_t slot(std::uint32_t chunk, Leg leg, std::uint32_t source) const {
+    const FusedWindow& window = launch.window;
+    return window.slots + lane() * window.lane_bytes + (leg == Leg::kSecond ? window.leg_bytes : 0) +
+           chunk % Hooks::kSlots * window.slot_bytes + source * window.source_bytes;
   }
-  __device__ __forceinline__ std::uint32_t slot(std::uint32_t chunk, Leg leg, int source) const {
-    return static_cast<std::uint32_t>(
-        fused_slot_offset(launch.layout, lane(), leg, static_cast<int>(chunk % Hooks::kSlots), source));
-  }
-  __device__ __forceinline__ std::int64_t tile_begin(std::uint32_t row, int owner) const {
-    return (static_cast<std::int64_t>(row) * launch.layout.ranks + owner) * kTileElements;
+  /// Half a tile of the message.
+  __device__ __forceinline__ Item item_of(std::uint32_t tile, std::uint32_t half, bool vector) const {
+    Item item;
+    item.begin_slice = static_cast<int>(half * kItemSlices);
+    item.first = static_cast<std::int64_t>(tile) * kTileElements + half * kItemSlices * kSliceElements;
+    item.entry = item.first;
+    item.full = vector && tile < launch.full_tiles;
+    item.left = item.full ? kItemSlices * kSliceElements : bounded_left(launch.count - item.first);
+    item.has_state = tile < self().state_tiles;
+    return item;
   }
 
   /// The chunk that this warp's phase works on: that of this turn or one of the turns before.
@@ -168,71 +185,70 @@ struct FusedLane {
     return turn - (phase == Phase::kQuantise ? 0 : phase == Phase::kReduce ? 1 : 2);
   }
 
-  /// Calls visit(chunk, row within the chunk, owner, half) for this warp's share of the others' half tiles.
+  /// Calls visit(chunk, row within the chunk, owner, tile, half) for this warp's share of the others' half
+  /// tiles.
   template <class Visit>
   __device__ __forceinline__ void others(Phase phase, const Visit& visit) const {
-    const int ranks = launch.layout.ranks;
+    static_assert(kFusedChunkRows == 2);
+    const std::uint32_t ranks = launch.rank_count;
 #pragma unroll 1
-    for (int i = warp();; i += kWarps) {
-      const std::uint32_t chunk = chunk_of(phase);
-      if (i >= rows_of(first_row(chunk)) * (ranks - 1) * kTileItems) break;
-      const int tile = i / kTileItems;
-      const int row = tile / (ranks - 1);
-      int owner = self().rank + 1 + tile - row * (ranks - 1);  // every rank begins at another peer
+    for (std::uint32_t i = warp(); i < launch.chunk_rows * (ranks - 1) * kTileItems; i += kWarps) {
+      std::uint32_t step = i / kTileItems;
+      const std::uint32_t row = step >= ranks - 1 ? 1 : 0;
+      if (row != 0) step -= ranks - 1;
+      std::uint32_t owner = reload(cta.rank) + 1 + step;  // every rank begins at another peer
       if (owner >= ranks) owner -= ranks;
-      visit(chunk, row, owner, i % kTileItems);
+      const std::uint32_t chunk = chunk_of(phase);
+      const std::uint32_t tile = (first_row(chunk) + row) * ranks + owner;
+      if (tile < launch.tiles) visit(chunk, row, owner, tile, i % kTileItems);
     }
   }
 
   __device__ __forceinline__ void quantise() const {
     Hooks::at(FusedPoint::kQuantise, self().rank, lane(), chunk_of(Phase::kQuantise));
-    others(Phase::kQuantise, [&](std::uint32_t chunk, int row, int owner, int half) {
-      const std::int64_t begin = tile_begin(first_row(chunk) + row, owner);
-      if (begin >= launch.count) return;
+    others(Phase::kQuantise, [&](std::uint32_t chunk, std::uint32_t row, std::uint32_t owner,
+                                 std::uint32_t tile, std::uint32_t half) {
       const FusedRank& rank = self();
-      const Item item = make_item(begin, half, launch.count, rank.send_vector, 0, rank.state.capacity);
+      const Item item = item_of(tile, half, rank.send_vector);
       std::uint8_t* wire =
-          cta.windows[owner] + slot(chunk, Leg::kFirst, rank.rank) + row * launch.first.out.tile_bytes;
+          cta.windows[owner] + slot(chunk, Leg::kFirst, reload(cta.rank)) + row * launch.first.out.tile_bytes;
       if (M != Memory::kNone && launch.sender_state) {
         quantise_item<D, M, F, Four>(launch.first, item, rank.send, rank.state, launch.pass_start, wire,
                                      warp_shared(), thread());
       } else {
-        quantise_item<D, Memory::kNone, StateFormat::kFp32, Four>(launch.first, item, rank.send, rank.state,
-                                                                  launch.pass_start, wire, nullptr, thread());
+        quantise_item<D, Memory::kNone, StateFormat::kFp32, Four>(
+            launch.first, item, rank.send, rank.state, launch.pass_start, wire, warp_shared(), thread());
       }
     });
   }
 
   __device__ __forceinline__ void reduce() const {
-    const FusedRank& rank = self();
     const std::uint32_t chunk = chunk_of(Phase::kReduce);
-    Hooks::at(FusedPoint::kReduce, rank.rank, lane(), chunk);
-    const int row = warp() / kTileItems;
-    const std::uint32_t first = first_row(chunk);
-    if (row >= rows_of(first)) return;
-    const std::int64_t begin = tile_begin(first + row, rank.rank);
-    if (begin >= launch.count) return;
-    const Item item = make_item(begin, warp() % kTileItems, launch.count,
-                                rank.send_vector && rank.recv_vector, 0, rank.state.capacity);
+    Hooks::at(FusedPoint::kReduce, self().rank, lane(), chunk);
+    const std::uint32_t row = warp() / kTileItems;
+    const std::uint32_t tile = (first_row(chunk) + row) * launch.rank_count + reload(cta.rank);
+    if (row >= launch.chunk_rows || tile >= launch.tiles) return;
+    const FusedRank& rank = self();
+    const Item item = item_of(tile, warp() % kTileItems, rank.send_vector && rank.recv_vector);
     const std::uint8_t* peers =
-        cta.windows[rank.rank] + slot(chunk, Leg::kFirst, 0) + row * launch.second.in.tile_bytes;
-    const PushedTile wire{cta, slot(chunk, Leg::kSecond, rank.rank) + row * launch.second.out.tile_bytes,
-                          launch.layout.ranks};
-    const int nonfinite = reduce_item<D, M, F, Four>(launch.second, item, rank.send, rank.recv, rank.rank,
-                                                     launch.layout.ranks, launch.post_scale, rank.state,
-                                                     launch.pass_start, peers, wire, warp_shared(), thread());
+        cta.windows[reload(cta.rank)] + slot(chunk, Leg::kFirst, 0) + row * launch.second.in.tile_bytes;
+    const PushedTile wire{cta,
+                          slot(chunk, Leg::kSecond, reload(cta.rank)) + row * launch.second.out.tile_bytes,
+                          launch.rank_count};
+    const int nonfinite = reduce_item<D, M, F, Four>(
+        launch.second, item, rank.send, rank.recv, reload(cta.rank), launch.rank_count, launch.post_scale,
+        rank.state, launch.pass_start, peers, wire, warp_shared(), thread());
     count_nonfinite(nonfinite, self().counters, thread());
   }
 
   __device__ __forceinline__ void decode() const {
     Hooks::at(FusedPoint::kDecode, self().rank, lane(), chunk_of(Phase::kDecode));
-    others(Phase::kDecode, [&](std::uint32_t chunk, int row, int owner, int half) {
-      const std::int64_t begin = tile_begin(first_row(chunk) + row, owner);
-      if (begin >= launch.count) return;
+    others(Phase::kDecode, [&](std::uint32_t chunk, std::uint32_t row, std::uint32_t owner,
+                               std::uint32_t tile, std::uint32_t half) {
       const FusedRank& rank = self();
-      const Item item = make_item(begin, half, launch.count, rank.recv_vector, 0, 0);
-      const std::uint8_t* wire =
-          cta.windows[rank.rank] + slot(chunk, Leg::kSecond, owner) + row * launch.second.out.tile_bytes;
+      const Item item = item_of(tile, half, rank.recv_vector);
+      const std::uint8_t* wire = cta.windows[reload(cta.rank)] + slot(chunk, Leg::kSecond, owner) +
+                                 row * launch.second.out.tile_bytes;
       if (Four || launch.second.out.bits == 4) {
         decode_item<D, 4>(launch.second, item, wire, rank.recv, thread());
       } else {
@@ -245,9 +261,9 @@ struct FusedLane {
   __device__ __forceinline__ void publish(Leg leg, std::uint32_t chunks) const {
     if (thread() != 0) return;
     if constexpr (Hooks::kFence) fence_system();
-    const int ranks = launch.layout.ranks;
-    const int rank = self().rank;
-    const std::int64_t offset = fused_flag_offset(lane(), leg, rank);
+    const int ranks = launch.rank_count;
+    const int rank = reload(cta.rank);
+    const std::int64_t offset = fused_flag_offset(static_cast<int>(lane()), leg, rank);
     int peer = rank;
 #pragma unroll 1
     for (int step = 1; step < ranks; ++step) {
@@ -262,9 +278,9 @@ struct FusedLane {
     const FusedRank& rank = self();
     const int peer = thread();
     bool arrived = true;
-    if (peer < launch.layout.ranks && peer != rank.rank) {
-      const auto* flag = reinterpret_cast<const std::uint32_t*>(cta.windows[rank.rank] +
-                                                                fused_flag_offset(lane(), leg, peer));
+    if (peer < launch.rank_count && peer != rank.rank) {
+      const auto* flag = reinterpret_cast<const std::uint32_t*>(
+          cta.windows[rank.rank] + fused_flag_offset(static_cast<int>(lane()), leg, peer));
       arrived =
           poll(flag, rank.progress, rank.status, launch.deadline_ns, chunks, rank.rank, peer, lane(), leg);
     }
@@ -339,9 +355,9 @@ __global__ void __launch_bounds__(kFusedCtaLanes* kFusedLaneThreads, 1)
   using Lane = FusedLane<D, M, F, Four, Hooks>;
   const Lane lane{launch, cta, shared};
   if (threadIdx.x < kFusedMaxRanks) cta.windows[threadIdx.x] = lane.self().windows[threadIdx.x];
-  if (threadIdx.x == 0) cta.rank = static_cast<std::uint32_t>(lane.self().rank);
+  if (threadIdx.x == 0) cta.rank = lane.self().rank;
   __syncthreads();
-  if (static_cast<std::uint32_t>(Lane::lane()) < launch.lanes) lane.run();
+  if (Lane::lane() < launch.lanes) lane.run();
 }
 
 }  // namespace echotp::device
