@@ -106,6 +106,12 @@ static int find_object(const void* address, Object* object) {
   return dl_iterate_phdr(match_object, &query);
 }
 
+static int is_ours(const void* address) {
+  Object ours, other;
+  return find_object((const void*)(uintptr_t)&is_ours, &ours) && find_object(address, &other) &&
+         ours.start == other.start;
+}
+
 /* A handle of an object that is already loaded. Kept: it pins the object, so that what we cache stays true.
  */
 static void* handle_of(const Object* object) {
@@ -172,11 +178,7 @@ static Library* register_library(const Object* object, void* handle) {
 static Library* library_through(void* handle, const char* name, Object* object) {
   const void* found = echo_tp_real_dlsym(handle, name);
   if (!found || !find_object(found, object)) return NULL;
-  if (object->name[0]) {
-    Object ours;
-    if (find_object((const void*)(uintptr_t)&library_through, &ours) && ours.start == object->start)
-      return NULL;
-  }
+  if (is_ours(found)) return NULL;
   Library* known = known_library(object->start);
   if (known) return known;
   void* own = handle_of(object);
@@ -299,13 +301,32 @@ Caller echo_tp_caller(const void* address) {
   return caller;
 }
 
-/* Called by the assembly for names that begin with "nccl": our function, or null to let libc answer. */
-void* echo_tp_dlsym_ours(void* handle, const char* name) {
-  if (handle == RTLD_DEFAULT || handle == RTLD_NEXT || !echo_tp_active()) return NULL;
+/* Whether somebody else than us defines `name` for a caller: further on in the global scope, or among the
+ * caller's own dependencies. When the answer is no, dlerror() says so. */
+static int exists_without_us(const char* name, const void* caller) {
+  if (echo_tp_real_dlsym(RTLD_NEXT, name)) return 1;
+  Object object;
+  void* handle = find_object((const char*)caller - 1, &object) ? handle_of(&object) : NULL;
+  const void* found = handle ? echo_tp_real_dlsym(handle, name) : NULL;
+  const int exists = found && !is_ours(found);
+  if (handle) dlclose(handle);
+  if (!exists) echo_tp_real_dlsym(RTLD_NEXT, name); /* last, for dlerror() */
+  return exists;
+}
+
+/* Called by the assembly for names that begin with "nccl": our function; null to let libc answer; or
+ * kNoSuchFunction. A job asks for a function to learn whether its NCCL has it, so ours must not stand in for
+ * one that is missing there. */
+void* echo_tp_dlsym_ours(void* handle, const char* name, const void* caller) {
+  void* const kNoSuchFunction = (void*)-1;
   const int function = echo_tp_function_index(name);
   if (function < 0) return NULL;
+  if (handle == RTLD_DEFAULT || handle == RTLD_NEXT)
+    return exists_without_us(name, caller) ? NULL : kNoSuchFunction;
   const void* found = echo_tp_real_dlsym(handle, name);
   if (!found) return NULL;
+  if (is_ours(found)) return exists_without_us(name, caller) ? NULL : kNoSuchFunction;
+  if (!echo_tp_active()) return NULL;
   echo_tp_watch_forks();
   const Library* library = echo_tp_library_at(found);
   if (!library) return NULL;

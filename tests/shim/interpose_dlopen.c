@@ -5,10 +5,13 @@
  *   plugin LIBRARY SCENARIO           a library that is itself linked with NCCL
  *   plugins A B SCENARIO              two of them, with an NCCL each
  *   copies A B                        two NCCL copies by dlsym in turn
- *   stranger A B                      calls the global nccl names without being linked with any of the two
- * copies lookups LIBRARY                   what dlsym gives out, and dlerror after it lookalike LIBRARY a
- * library with an ncclAllReduce that is not NCCL nothing                           calls ncclGroupStart where
- * there is no NCCL other                             resolves and calls puts, nothing else */
+ *   stranger LOOSE A B                a library that calls nccl names without being linked with either copy
+ *   lookups LIBRARY                   what dlsym gives out, and dlerror after it
+ *   symbols LIBRARY                   every name of nccl_symbols.def: real, ours or missing
+ *   probe LIBRARY                     likewise through RTLD_DEFAULT, RTLD_NEXT and the program's own handle
+ *   lookalike LIBRARY                 a library with an ncclAllReduce that is not NCCL
+ *   nothing LOOSE                     a library that calls ncclGroupStart where there is no NCCL
+ *   other                             resolves and calls puts, nothing else */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -61,14 +64,54 @@ static int copies(const char* first, const char* second) {
   return 0;
 }
 
-static int stranger(const char* first, const char* second) {
+static int stranger(const char* loose, const char* first, const char* second) {
   must_open(first, RTLD_NOW | RTLD_LOCAL);
   const Api b = api_of(must_open(second, RTLD_NOW | RTLD_LOCAL));
-  const Api loose = api_of(RTLD_DEFAULT); /* the preload's own symbols */
+  int (*use)(void*) = (int (*)(void*))dlsym(must_open(loose, RTLD_LAZY | RTLD_LOCAL), "loose_use");
   void* comm = NULL;
   TRY(make(&b, &comm));
-  TRY(sum(&loose, comm, 8));
-  TRY(loose.CommDestroy(comm));
+  TRY(use(comm));
+  return 0;
+}
+
+static int nothing(const char* loose) {
+  int (*start)(void) = (int (*)(void))dlsym(must_open(loose, RTLD_LAZY | RTLD_LOCAL), "loose_group_start");
+  const int first = start();
+  printf("result %d\n", first);
+  return 0;
+}
+
+/* Where a lookup through `handle` leads; `nccl` is the library's own handle. */
+static void report(void* handle, void* nccl, const char* name) {
+  char twin[80];
+  snprintf(twin, sizeof twin, "p%s", name);
+  dlerror();
+  void* found = dlsym(handle, name);
+  const char* error = dlerror();
+  const char* what = "missing";
+  if (!found) what = error && strstr(error, name) ? "missing" : "missing without dlerror";
+  if (found) what = error ? "found with dlerror" : found == dlsym(nccl, twin) ? "real" : "ours";
+  printf("%s %s\n", name, what);
+}
+
+static int symbols(const char* path) {
+  void* nccl = must_open(path, RTLD_NOW | RTLD_LOCAL);
+  int (*get_version)(int*) = (int (*)(int*))dlsym(nccl, "ncclGetVersion");
+  int version = 0;
+  TRY(get_version(&version));
+  printf("version %d\n", version);
+#define NCCL_SYMBOL(name, since) report(nccl, nccl, "nccl" #name);
+#include "tests/abi/nccl_symbols.def"
+  return 0;
+}
+
+static int probe(const char* path) {
+  void* nccl = must_open(path, RTLD_NOW | RTLD_GLOBAL);
+  void* const handles[] = {RTLD_DEFAULT, RTLD_NEXT, dlopen(NULL, RTLD_NOW)};
+  for (int i = 0; i < 3; ++i) {
+#define NCCL_SYMBOL(name, since) report(handles[i], nccl, "nccl" #name);
+#include "tests/abi/nccl_symbols.def"
+  }
   return 0;
 }
 
@@ -98,12 +141,9 @@ int main(int argc, char** argv) {
     int (*say)(const char*) = (int (*)(const char*))dlsym(RTLD_DEFAULT, "puts");
     return say("hello") < 0;
   }
-  if (strcmp(how, "nothing") == 0) {
-    int (*start)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "ncclGroupStart");
-    const int first = start();
-    printf("result %d\n", first);
-    return 0;
-  }
+  if (argc == 3 && strcmp(how, "nothing") == 0) return nothing(argv[2]);
+  if (argc == 3 && strcmp(how, "symbols") == 0) return symbols(argv[2]) != 0;
+  if (argc == 3 && strcmp(how, "probe") == 0) return probe(argv[2]);
   if (argc == 3 && strcmp(how, "lookups") == 0) return lookups(argv[2]) != 0;
   if (argc == 3 && strcmp(how, "lookalike") == 0) {
     int (*sum_symbol)(void) = (int (*)(void))dlsym(must_open(argv[2], RTLD_NOW), "ncclAllReduce");
@@ -114,7 +154,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (argc == 4 && strcmp(how, "copies") == 0) return copies(argv[2], argv[3]) != 0;
-  if (argc == 4 && strcmp(how, "stranger") == 0) return stranger(argv[2], argv[3]) != 0;
+  if (argc == 5 && strcmp(how, "stranger") == 0) return stranger(argv[2], argv[3], argv[4]) != 0;
   if (argc == 4 && strcmp(how, "plugin") == 0) return run_plugin(argv[2], argv[3]);
   if (argc == 5 && strcmp(how, "plugins") == 0)
     return run_plugin(argv[2], argv[4]) + run_plugin(argv[3], argv[4]);

@@ -7,9 +7,13 @@
 
 #include "tests/shim/interpose_scenarios.h"
 
+#ifndef FAKE_NCCL_VERSION /* of the NCCL that this is linked with */
+#define FAKE_NCCL_VERSION 22809
+#endif
+
 __attribute__((visibility("default"))) int run_scenario(const char* name) {
   Api nccl;
-#define TAKE(name, parameters, arguments, since) nccl.name = (since) <= 22809 ? nccl##name : NULL;
+#define TAKE(name, parameters, arguments, since) nccl.name = (since) <= FAKE_NCCL_VERSION ? nccl##name : NULL;
   FAKE_NCCL_FUNCTIONS(TAKE)
   nccl.calls_broadcast = fake_nccl_calls_broadcast;
   nccl.set_callback = fake_nccl_set_callback;

@@ -153,14 +153,16 @@ TEST_CASE("two NCCL copies in one process, one linked by a plugin and one static
 TEST_CASE(
     "a caller that isn't linked with NCCL reaches the library of its communicator, and the guess is "
     "announced") {
-  const Outcome outcome = run_watched({INTERPOSE_DLOPEN, "stranger", FAKE_NCCL, FAKE_NCCL_SECOND});
+  const Outcome outcome =
+      run_watched({INTERPOSE_DLOPEN, "stranger", INTERPOSE_LOOSE, FAKE_NCCL, FAKE_NCCL_SECOND});
   CAPTURE(outcome.text());
   REQUIRE(outcome.code == 0);
   CHECK(outcome.lines("engine all_reduce") ==
         Lines{"engine all_reduce comm=101 count=8 dtype=9 op=0 nccl=23007"});
   CHECK(outcome.lines("nccl22809").empty());
   CHECK(outcome.lines("nccl23007 CommDestroy comm=101").size() == 1);
-  CHECK(outcome.err.find("echo-tp: the program calls NCCL but isn't linked with it: using " FAKE_NCCL) == 0);
+  CHECK(outcome.err.find("echo-tp: " INTERPOSE_LOOSE
+                         " calls NCCL but isn't linked with it: using " FAKE_NCCL) == 0);
   CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
 }
 
@@ -207,12 +209,13 @@ TEST_CASE("a function of the same name in a library that is not NCCL is not touc
 
 TEST_CASE("without any NCCL a call fails with one clear line, and ECHO_TP_REAL_NCCL helps") {
   const std::string empty = directory_of(FAKE_EMPTY);
-  const Outcome none = run_watched({INTERPOSE_DLOPEN, "nothing"}, {{"LD_LIBRARY_PATH", empty}});
+  const Outcome none =
+      run_watched({INTERPOSE_DLOPEN, "nothing", INTERPOSE_LOOSE}, {{"LD_LIBRARY_PATH", empty}});
   CAPTURE(none.text());
   CHECK(none.out == "result 2\n");
   CHECK(none.err.find("echo-tp: ncclGroupStart was called, but no NCCL library") == 0);
   CHECK(std::count(none.err.begin(), none.err.end(), '\n') == 1);
-  const Outcome given = run_watched({INTERPOSE_DLOPEN, "nothing"},
+  const Outcome given = run_watched({INTERPOSE_DLOPEN, "nothing", INTERPOSE_LOOSE},
                                     {{"LD_LIBRARY_PATH", empty}, {"ECHO_TP_REAL_NCCL", FAKE_NCCL}});
   CAPTURE(given.text());
   CHECK(given.out == "result 0\n");
