@@ -61,12 +61,12 @@ ECHO_TP_HD GroupScale group_scale(float extremum, const CodeWidth& width) {
   const float exact = clamp_symmetric(mul_rn(extremum, width.factor), width.scale_max);
   GroupScale result;
   result.finite = std::fabs(extremum) < width.limit;
-  result.bits = result.finite ? float_to_bf16(exact) : kScaleNan;
-  result.scale = bf16_to_float(result.bits);
-  const bool zero = std::fabs(result.scale) < kScaleTiny;
-  if (zero) result.bits = 0;
-  result.inverse = width.bits == 4 ? bf16_reciprocal_of_bf16(result.scale) : reciprocal_of_bf16(result.scale);
-  if (zero) result.inverse = result.scale = 0.0f;
+  const float scale = result.finite ? round_to_bf16(exact) : bf16_to_float(kScaleNan);
+  const bool zero = std::fabs(scale) < kScaleTiny;
+  const float inverse = width.bits == 4 ? bf16_reciprocal_of_bf16(scale) : reciprocal_of_bf16(scale);
+  result.scale = zero ? 0.0f : scale;
+  result.inverse = zero ? 0.0f : inverse;
+  result.bits = static_cast<std::uint16_t>(float_bits(result.scale) >> 16);
   return result;
 }
 

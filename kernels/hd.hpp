@@ -60,6 +60,17 @@ ECHO_TP_HD std::uint16_t float_to_bf16(float x) {
 #endif
 }
 
+/// The bf16 nearest to x, ties to even, in fp32; otherwise as float_to_bf16().
+ECHO_TP_HD float round_to_bf16(float x) {
+#if defined(__CUDA_ARCH__)
+  // The upper half of a pair is where fp32 has those bits.
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(0.0f, x);
+  return __uint_as_float(*reinterpret_cast<const std::uint32_t*>(&pair));
+#else
+  return bf16_to_float(float_to_bf16(x));
+#endif
+}
+
 /// Smallest bf16 not below a non-negative finite x, but at most 2^126 (whose reciprocal is still a normal
 /// number).
 ECHO_TP_HD std::uint16_t float_to_bf16_up(float x) {
@@ -157,9 +168,9 @@ ECHO_TP_HD float bf16_reciprocal_of_bf16(float x) {
   // two of them, so that rounding the hardware's estimate (1 ulp) gives the same.
   float estimate;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
-  return bf16_to_float(float_to_bf16(estimate));
+  return round_to_bf16(estimate);
 #else
-  return bf16_to_float(float_to_bf16(1.0f / x));
+  return round_to_bf16(1.0f / x);
 #endif
 }
 

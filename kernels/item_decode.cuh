@@ -9,36 +9,6 @@
 
 namespace echotp::device {
 
-/// A lane's eight codes as elements of `D`; `scale` is pair_of() the group's.
-template <DataType D>
-__device__ __forceinline__ void decode_lane(std::uint32_t codes, std::uint32_t scale,
-                                            const Geometry& geometry,
-                                            std::uint32_t (&out)[kElementWords<D>]) {
-  if constexpr (D == DataType::kBf16) {
-    decode_pairs(codes, scale, geometry.pair_magic, out);
-  } else {
-    const float factor = bf16_to_float(static_cast<std::uint16_t>(scale));
-    float decoded[8];
-    nibble_codes(codes, geometry.nibble_magic, decoded);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) decoded[i] = __fmul_rn(decoded[i], factor);
-    pack_elements<D>(decoded, out);
-  }
-}
-
-/// The same for codes of 8 bits.
-template <DataType D>
-__device__ __forceinline__ void decode_lane(uint2 codes, std::uint32_t scale, const Geometry&,
-                                            std::uint32_t (&out)[kElementWords<D>]) {
-  const float factor = bf16_to_float(static_cast<std::uint16_t>(scale));
-  float decoded[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    decoded[i] = __fmul_rn(__fsub_rn(byte_in_magic(i < 4 ? codes.x : codes.y, i), kInt8Bias), factor);
-  }
-  pack_elements<D>(decoded, out);
-}
-
 /// Decodes the item from its tile on the wire at `tile` into `recv`. All lanes take part. The tile may have
 /// been written by another GPU while this kernel ran: nothing here reads it through a cache that would not
 /// notice.

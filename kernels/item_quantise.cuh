@@ -9,9 +9,67 @@
 
 namespace echotp::device {
 
-/// Without estimates there is little to compute, and loads into registers keep the memory busy by themselves.
-template <DataType D>
-inline constexpr int kQuantiseBatch = D == DataType::kFp32 ? 2 : 4;
+/// Rounds the item in the stage into `tile` without compensation. A lane has 32 neighbours, all of a group or
+/// a half or quarter of it: so the group's extremum and scale cost little. `place`: which ones of the tile.
+template <DataType D, bool Four, class AnyStage>
+__device__ __forceinline__ void quantise_neighbours(const Geometry& geometry, const AnyStage& stage,
+                                                    std::uint8_t* tile, unsigned place) {
+  constexpr int kParts = kGroupLanes;  // of eight elements
+  const CodeWidth width = width_of<Four>(geometry);
+  const int lane_shift = geometry.group_shift - 5;  // log2 of the lanes that share a group
+  std::uint32_t words[Four ? kParts : 2 * kParts];
+  GroupScale scale;
+  if constexpr (D == DataType::kBf16 && Four) {
+    std::uint32_t raw[kParts][kElementWords<D>];
+#pragma unroll
+    for (int k = 0; k < kParts; ++k) stage.neighbours(k, raw[k]);
+    PairExtrema extrema(raw[0][0]);
+#pragma unroll
+    for (int i = 1; i < 4 * kParts; ++i) extrema.add(raw[i / 4][i % 4]);
+    extrema.add_lanes(lane_shift);
+    scale = group_scale(extrema.extremum(), width);
+    const std::uint32_t inverse = pair_of(scale.inverse);
+#pragma unroll
+    for (int k = 0; k < kParts; ++k) words[k] = encode_pairs(raw[k], inverse);
+  } else {
+    // Fetched from shared memory twice, not kept.
+    float x[8];
+    const auto fetch = [&](int k) {
+      std::uint32_t raw[kElementWords<D>];
+      stage.neighbours(k, raw);
+      unpack_elements<D>(raw, x);
+    };
+    std::uint32_t key = 0;
+#pragma unroll
+    for (int k = 0; k < kParts; ++k) {
+      fetch(k);
+      key = max(key, lane_key(x));
+    }
+    scale = group_scale(extremum_of(group_max<1>(key, 1 << lane_shift)), width);
+#pragma unroll
+    for (int k = 0; k < kParts; ++k) {
+      fetch(k);
+      float encoded[8];
+      std::uint32_t part[2];
+      encode_lane(x, scale.inverse, width, encoded, part);
+      if (width.bits == 4) {
+        words[k] = part[0];
+      } else if constexpr (!Four) {
+        words[2 * k] = part[0];
+        words[2 * k + 1] = part[1];
+      }
+    }
+  }
+  auto* codes = reinterpret_cast<uint4*>(tile) + place * (width.bits / 4);
+  codes[0] = make_uint4(words[0], words[1], words[2], words[3]);
+  if constexpr (!Four) {
+    if (width.bits == 8) codes[1] = make_uint4(words[4], words[5], words[6], words[7]);
+  }
+  const unsigned group = place >> lane_shift;
+  if (group << lane_shift == place) {
+    reinterpret_cast<std::uint16_t*>(tile + tile_code_bytes(width.bits))[group] = scale.bits;
+  }
+}
 
 /// Rounds the item of `send` into its tile on the wire at `tile` and updates the estimates. `shared`:
 /// stage_bytes(D, M, F) of the warp. All lanes take part.
@@ -22,31 +80,18 @@ __device__ __forceinline__ void quantise_item(const Geometry& geometry, const It
   const int lane_shift = geometry.group_shift - 3;
   const int place = lane & (geometry.lanes - 1);
   const int bits = bits_of<Four>(geometry.out);
-  std::uint8_t* codes = tile + (item.begin_slice * kWarpThreads + lane) * bits;
   const char* own = static_cast<const char*>(send) + (item.first + lane * kLaneElements) * element_bytes(D);
-  GroupValues scales;
+  Stage<D, M, F> stage(shared, lane);
 
   if constexpr (M == Memory::kNone) {
-    constexpr int kSlices = kQuantiseBatch<D>;
-#pragma unroll 1
-    for (int batch = 0; batch < kItemSlices; batch += kSlices) {
-      std::uint32_t raw[kSlices][kElementWords<D>];
-      load_elements<D, kSlices>(own, item.full, item.left - batch * kSliceElements, lane, raw);
-#pragma unroll
-      for (int s = 0; s < kSlices; ++s) {
-        float x[8];
-        float encoded[8];
-        Rounding rounding;
-        unpack_elements<D>(raw[s], x);
-        round_lane<false>(x, group_key(x, geometry.lanes), width_of<Four>(geometry), rounding, encoded);
-        store_codes(codes, bits, rounding.codes);
-        codes += kWarpThreads * bits;
-        scales.keep(batch + s, place, rounding.scale.bits);
-      }
-      own += kSlices * kSliceElements * element_bytes(D);
-    }
+    stage.fetch_elements(own, item.full, item.left, lane);
+    wait_for_copies();
+    __syncwarp();
+    quantise_neighbours<D, Four>(geometry, stage, tile,
+                                 item.begin_slice * (kWarpThreads / kNeighbourRows) + lane);
   } else {
-    Stage<D, M, F> stage(shared, lane);
+    GroupValues scales;
+    std::uint8_t* codes = tile + (item.begin_slice * kWarpThreads + lane) * bits;
     StateCursor<F> cursor(state, item, pass_start, lane);
     if constexpr (F != StateFormat::kFp32) {
       if (cursor.load)
@@ -77,10 +122,10 @@ __device__ __forceinline__ void quantise_item(const Geometry& geometry, const It
       if (cursor.store)
         cursor.units.store(state.unit + (entry >> geometry.group_shift), place, lane, lane_shift);
     }
+    scales.store(reinterpret_cast<std::uint16_t*>(tile + geometry.out.code_bytes) +
+                     item.begin_slice * geometry.scale_step,
+                 place, lane, lane_shift);
   }
-  scales.store(reinterpret_cast<std::uint16_t*>(tile + geometry.out.code_bytes) +
-                   item.begin_slice * geometry.scale_step,
-               place, lane, lane_shift);
 }
 
 }  // namespace echotp::device

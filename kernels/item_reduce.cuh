@@ -140,9 +140,11 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
     Rounding rounding;
     std::uint32_t out[kElementWords<D>];
     if constexpr (M == Memory::kNone) {
+      const CodeWidth width = width_of<Four>(geometry);
+      rounding.scale = group_scale(extremum_of(group_key(sum, geometry.lanes)), width);
       float encoded[8];
-      round_lane<true>(sum, group_key(sum, geometry.lanes), width_of<Four>(geometry), rounding, encoded);
-      pack_elements<D>(rounding.decoded, out);
+      encode_lane(sum, rounding.scale.inverse, width, encoded, rounding.codes);
+      decode_own<D, Four>(rounding, geometry, out);
     } else {
       round_compensated<D, M, F, Four, true>(sum, estimates, s, geometry, lane, place, cursor, rounding, out);
     }

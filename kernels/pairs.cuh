@@ -25,6 +25,11 @@ __device__ __forceinline__ std::uint32_t pair_of(std::uint16_t bits) {
   return bits * 0x00010001u;
 }
 
+/// The same for a bf16 in fp32.
+__device__ __forceinline__ std::uint32_t pair_of(float x) {
+  return __byte_perm(__float_as_uint(x), 0, 0x3232);
+}
+
 /// bf16 pairs: a*b + c with one rounding to nearest even.
 __device__ __forceinline__ std::uint32_t pair_fma(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   std::uint32_t result;
@@ -49,6 +54,54 @@ __device__ __forceinline__ std::uint32_t pair_min_nan(std::uint32_t a, std::uint
   std::uint32_t result;
   asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
+}
+
+/// Largest and smallest of the bf16 elements seen so far, a NaN before all of them: those with even and odd
+/// index apart.
+class PairExtrema {
+ public:
+  explicit __device__ __forceinline__ PairExtrema(std::uint32_t first) : largest_(first), smallest_(first) {}
+  __device__ __forceinline__ void add(std::uint32_t pair) {
+    largest_ = pair_max_nan(largest_, pair);
+    smallest_ = pair_min_nan(smallest_, pair);
+  }
+  /// Takes in what 2^lane_shift neighbouring lanes (1, 2 or 4) have seen. All lanes of the warp take part.
+  __device__ __forceinline__ void add_lanes(int lane_shift) {
+    if (lane_shift > 0) {
+      add_lane(1);
+      if (lane_shift > 1) add_lane(2);
+    }
+  }
+  /// The element with the largest extremum_key(), or a NaN if there is one.
+  __device__ __forceinline__ float extremum() const {
+    const auto high = *reinterpret_cast<const __nv_bfloat162*>(&largest_);
+    const auto low = *reinterpret_cast<const __nv_bfloat162*>(&smallest_);
+    const float positive = __bfloat162float(__hmax_nan(__low2bfloat16(high), __high2bfloat16(high)));
+    const float negative = __bfloat162float(__hmin_nan(__low2bfloat16(low), __high2bfloat16(low)));
+    return -negative >= positive ? negative : positive;
+  }
+
+ private:
+  __device__ __forceinline__ void add_lane(int distance) {
+    largest_ = pair_max_nan(largest_, __shfl_xor_sync(0xFFFFFFFFu, largest_, distance));
+    smallest_ = pair_min_nan(smallest_, __shfl_xor_sync(0xFFFFFFFFu, smallest_, distance));
+  }
+
+  std::uint32_t largest_;
+  std::uint32_t smallest_;
+};
+
+/// Eight bf16 elements as codes of 4 bits. `inverse`: pair_of() the group's, which is a bf16. Equal to
+/// encode() and pack_nibbles(): 128 to 143 have a unit of 1 in bf16, so that adding 136 rounds to a code as
+/// adding encode()'s constant does, and code -8 takes all that is below.
+__device__ __forceinline__ std::uint32_t encode_pairs(const std::uint32_t (&elements)[4],
+                                                      std::uint32_t inverse) {
+  constexpr std::uint32_t kBias = 0x43084308u;     // 136
+  constexpr std::uint32_t kHighest = 0x430F430Fu;  // 143
+  std::uint32_t word = 0u - kPairMagic * 0x1111u;
+#pragma unroll
+  for (int i = 3; i >= 0; --i) word += pair_min(pair_fma(elements[i], inverse, kBias), kHighest) << (4 * i);
+  return word;
 }
 
 /// Eight codes of 4 bits as bf16 elements, scaled by the pair `scale`. `magic`: kPairMagic.

@@ -4,7 +4,7 @@
 // a warp waits for memory once a slice, and neither the memory nor the arithmetic is ever busy.
 //
 // Every lane reads back only what it wrote itself, except the peers' codes, which are copied 16 bytes a lane
-// and need the warp to meet once.
+// and need the warp to meet once, and neighbours(). The memory serves one item after the other.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +26,17 @@ constexpr int peer_bytes(int bits) {
   return peer_code_bytes(bits) + kItemSlices * kSliceElements / 32 * 2;
 }
 
-/// Shared bytes of an item's elements, and of one estimate of it. fp32 estimates are as many bytes as
-/// everything else together: they are read directly.
+/// An item's elements lie in shared memory by their place among 32 neighbours, eight at a time: first all
+/// that come first, then all that come second, and so on, each of the four rows with this pitch in bytes. So
+/// a lane can have eight elements of every slice or 32 neighbours, and eight lanes that write or read 16
+/// bytes each meet all banks either way: that is what the 32 bytes between rows are for.
+inline constexpr int kNeighbourRows = 4;
+inline constexpr int kNeighbourPitch = kWarpThreads * 16 + 32;
+
+/// Shared bytes of an item's elements (fp32 twice as above, for the halves of eight elements), and of one
+/// estimate of it. fp32 estimates are as many bytes as everything else together: they are read directly.
 constexpr int staged_element_bytes(DataType type) {
-  return kItemSlices * kSliceElements * element_bytes(type);
+  return kNeighbourRows * kNeighbourPitch * (type == DataType::kFp32 ? 2 : 1);
 }
 constexpr int staged_estimate_bytes(StateFormat format) {
   return format == StateFormat::kFp32   ? 0
@@ -67,17 +74,20 @@ class Stage {
  public:
   static constexpr bool kHoldsState = M != Memory::kNone && F != StateFormat::kFp32;
 
-  __device__ __forceinline__ Stage(std::uint8_t* warp, int lane)
-      : elements_(warp + lane * 16),
+  __device__ __forceinline__ Stage(std::uint8_t* warp, unsigned lane)
+      : elements_(warp + lane % kNeighbourRows * kNeighbourPitch + lane / kNeighbourRows * 16),
+        neighbours_(warp + lane * 16),
         state_(warp + staged_element_bytes(D) + lane * kStateLaneBytes),
         peers_(warp + staged_element_bytes(D) + estimates_of(M) * staged_estimate_bytes(F)) {}
 
-  /// Fetches the lane's elements of all slices; the arguments are those of load_elements().
+  /// Begins an item and fetches the lane's elements of all slices; the arguments are those of
+  /// load_elements().
   __device__ __forceinline__ void fetch_elements(const char* own, bool full, int left, int lane) {
+    __syncwarp();  // no lane reads the item before this one any more
     if (full) {
 #pragma unroll
       for (int v = 0; v < kItemSlices * kVectors; ++v) {
-        copy_async<16>(elements_ + v * kVectorPitch,
+        copy_async<16>(elements_ + v % kVectors * kVectorPitch + v / kVectors * kSlicePitch,
                        own + v / kVectors * kSliceElements * element_bytes(D) + v % kVectors * 16);
       }
       return;
@@ -89,7 +99,7 @@ class Stage {
                           raw);
 #pragma unroll
       for (int i = 0; i < kElementWords<D>; ++i) {
-        *reinterpret_cast<std::uint32_t*>(elements_ + (s * kVectors + i / 4) * kVectorPitch + i % 4 * 4) =
+        *reinterpret_cast<std::uint32_t*>(elements_ + i / 4 * kVectorPitch + s * kSlicePitch + i % 4 * 4) =
             raw[0][i];
       }
     }
@@ -122,14 +132,13 @@ class Stage {
 
   /// The lane's elements of slice s.
   __device__ __forceinline__ void elements(int s, std::uint32_t (&raw)[kElementWords<D>]) const {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const uint4 value = *reinterpret_cast<const uint4*>(elements_ + (s * kVectors + v) * kVectorPitch);
-      raw[4 * v] = value.x;
-      raw[4 * v + 1] = value.y;
-      raw[4 * v + 2] = value.z;
-      raw[4 * v + 3] = value.w;
-    }
+    load_vectors(elements_ + s * kSlicePitch, raw);
+  }
+
+  /// Elements 8 k to 8 k + 7 of the lane's 32 neighbours: a way to share out the item in which a group is all
+  /// of a lane's elements or those of 2 or 4 lanes. The warp has to meet between this and a copy.
+  __device__ __forceinline__ void neighbours(int k, std::uint32_t (&raw)[kElementWords<D>]) const {
+    load_vectors(neighbours_ + k * kNeighbourPitch, raw);
   }
 
   /// The lane's estimates of slice s, from shared memory or, for fp32, through the cursor.
@@ -150,8 +159,21 @@ class Stage {
   }
 
  private:
+  static __device__ __forceinline__ void load_vectors(const std::uint8_t* from,
+                                                      std::uint32_t (&raw)[kElementWords<D>]) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const uint4 value = *reinterpret_cast<const uint4*>(from + v * kVectorPitch);
+      raw[4 * v] = value.x;
+      raw[4 * v + 1] = value.y;
+      raw[4 * v + 2] = value.z;
+      raw[4 * v + 3] = value.w;
+    }
+  }
+
   static constexpr int kVectors = kElementWords<D> / 4;
-  static constexpr int kVectorPitch = kWarpThreads * 16;
+  static constexpr int kVectorPitch = kNeighbourRows * kNeighbourPitch;
+  static constexpr int kSlicePitch = kWarpThreads / kNeighbourRows * 16;
   static constexpr int kStateLaneBytes = kStateWords<F> * 4;
   static constexpr int kStatePitch = kWarpThreads * kStateLaneBytes;
 
@@ -165,6 +187,7 @@ class Stage {
   }
 
   std::uint8_t* elements_;
+  std::uint8_t* neighbours_;
   std::uint8_t* state_;
   std::uint8_t* peers_;
 };

@@ -110,7 +110,7 @@ Geometry make_geometry(const StagedArgs& args, Phase phase) noexcept {
                     (phase == Phase::kQuantise || aligned16(args.recv));
   geometry.coefficients = coefficients(args.compensation);
   const Memory memory = memory_of(args, phase);
-  if (phase == Phase::kReduce || (phase == Phase::kQuantise && memory != Memory::kNone)) {
+  if (phase != Phase::kDecode) {
     geometry.stage_bytes = stage_bytes(args.dtype, memory, args.compensation.state);
   }
   if (phase == Phase::kReduce) {

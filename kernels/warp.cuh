@@ -21,7 +21,8 @@ inline constexpr int kBlockWarps = kBlockThreads / kWarpThreads;
 inline constexpr int kLaneElements = 8;
 inline constexpr int kSliceElements = kWarpThreads * kLaneElements;
 inline constexpr int kTileSlices = kTileElements / kSliceElements;
-inline constexpr int kItemSlices = 4;  // slices that a warp handles: its unit of work
+inline constexpr int kGroupLanes = 32 / kLaneElements;  // that share the smallest group in a slice
+inline constexpr int kItemSlices = 4;                   // slices that a warp handles: its unit of work
 inline constexpr int kTileItems = kTileSlices / kItemSlices;
 
 /// The three phases of a call.
@@ -91,13 +92,15 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   return result;
 }
 
-/// Largest value over the lanes of a group (4, 8 or 16); all lanes of the warp take part.
+/// Largest value over the `lanes` lanes that share a group: `Least`, twice or four times as many. All lanes
+/// of the warp take part.
+template <int Least>
 __device__ __forceinline__ std::uint32_t group_max(std::uint32_t value, int lanes) {
-  value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, 1));
-  value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, 2));
-  if (lanes > 4) {
-    value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, 4));
-    if (lanes > 8) value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, 8));
+#pragma unroll
+  for (int step = 1; step < Least; step *= 2) value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
+  if (lanes > Least) {
+    value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, Least));
+    if (lanes > 2 * Least) value = max(value, __shfl_xor_sync(0xFFFFFFFFu, value, 2 * Least));
   }
   return value;
 }
@@ -390,33 +393,73 @@ __device__ __forceinline__ std::uint32_t pack_low_bytes(const float (&encoded)[8
 struct Rounding {
   std::uint32_t codes[2];  // the second word only with 8 bits
   GroupScale scale;
-  float decoded[8];  // fp32 decode; only where asked for
 };
 
-/// The extremum key of the lane's group.
-__device__ __forceinline__ std::uint32_t group_key(const float (&u)[8], int lanes) {
+/// The largest extremum key of the lane's values.
+__device__ __forceinline__ std::uint32_t lane_key(const float (&u)[8]) {
   std::uint32_t key = extremum_key(u[0]);
 #pragma unroll
   for (int i = 1; i < 8; ++i) key = max(key, extremum_key(u[i]));
-  return group_max(key, lanes);
+  return key;
 }
 
-/// Rounds u, whose group has this key.
-template <bool Decode>
-__device__ __forceinline__ void round_lane(const float (&u)[8], std::uint32_t key, const CodeWidth& width,
-                                           Rounding& result, float (&encoded)[8]) {
-  result.scale = group_scale(extremum_of(key), width);
+/// The extremum key of the lane's group.
+__device__ __forceinline__ std::uint32_t group_key(const float (&u)[8], int lanes) {
+  return group_max<kGroupLanes>(lane_key(u), lanes);
+}
+
+/// Encodes u and packs the codes.
+__device__ __forceinline__ void encode_lane(const float (&u)[8], float inverse, const CodeWidth& width,
+                                            float (&encoded)[8], std::uint32_t (&codes)[2]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) encoded[i] = encode(u[i], result.scale.inverse, width);
+  for (int i = 0; i < 8; ++i) encoded[i] = encode(u[i], inverse, width);
   if (width.bits == 4) {
-    result.codes[0] = pack_nibbles(encoded);
+    codes[0] = pack_nibbles(encoded);
   } else {
-    result.codes[0] = pack_low_bytes(encoded, 0);
-    result.codes[1] = pack_low_bytes(encoded, 4);
+    codes[0] = pack_low_bytes(encoded, 0);
+    codes[1] = pack_low_bytes(encoded, 4);
   }
-  if constexpr (Decode) {
+}
+
+/// A lane's eight codes as elements of `D`; `scale` is pair_of() the group's.
+template <DataType D>
+__device__ __forceinline__ void decode_lane(std::uint32_t codes, std::uint32_t scale,
+                                            const Geometry& geometry,
+                                            std::uint32_t (&out)[kElementWords<D>]) {
+  if constexpr (D == DataType::kBf16) {
+    decode_pairs(codes, scale, geometry.pair_magic, out);
+  } else {
+    const float factor = bf16_to_float(static_cast<std::uint16_t>(scale));
+    float decoded[8];
+    nibble_codes(codes, geometry.nibble_magic, decoded);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) result.decoded[i] = __fmul_rn(code_of(encoded[i], width), result.scale.scale);
+    for (int i = 0; i < 8; ++i) decoded[i] = __fmul_rn(decoded[i], factor);
+    pack_elements<D>(decoded, out);
+  }
+}
+
+/// The same for codes of 8 bits.
+template <DataType D>
+__device__ __forceinline__ void decode_lane(uint2 codes, std::uint32_t scale, const Geometry&,
+                                            std::uint32_t (&out)[kElementWords<D>]) {
+  const float factor = bf16_to_float(static_cast<std::uint16_t>(scale));
+  float decoded[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    decoded[i] = __fmul_rn(__fsub_rn(byte_in_magic(i < 4 ? codes.x : codes.y, i), kInt8Bias), factor);
+  }
+  pack_elements<D>(decoded, out);
+}
+
+/// What everybody will decode from a rounding for the second leg.
+template <DataType D, bool Four>
+__device__ __forceinline__ void decode_own(const Rounding& rounding, const Geometry& geometry,
+                                           std::uint32_t (&out)[kElementWords<D>]) {
+  const std::uint32_t scale = pair_of(rounding.scale.bits);
+  if (bits_of<Four>(geometry.out) == 4) {
+    decode_lane<D>(rounding.codes[0], scale, geometry, out);
+  } else {
+    decode_lane<D>(make_uint2(rounding.codes[0], rounding.codes[1]), scale, geometry, out);
   }
 }
 
@@ -504,7 +547,7 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
     float top = fabsf(x[0]);
 #pragma unroll
     for (int i = 1; i < 8; ++i) top = max_nan(top, fabsf(x[i]));
-    const float limit = __uint_as_float(group_max(__float_as_uint(top), lanes));
+    const float limit = __uint_as_float(group_max<kGroupLanes>(__float_as_uint(top), lanes));
     float c[8];
     corrections<M, F, false>(forgotten(state), k, scaled_k, c);
 #pragma unroll
@@ -515,11 +558,12 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
     key = group_key(u, lanes);
   }
 
+  result.scale = group_scale(extremum_of(key), width);
   float encoded[8];
-  round_lane<Owner>(u, key, width, result, encoded);
+  encode_lane(u, result.scale.inverse, width, encoded, result.codes);
   float residual[8];
   if constexpr (Owner) {
-    pack_elements<D>(result.decoded, out);
+    decode_own<D, Four>(result, geometry, out);
     unpack_elements<D>(out, residual);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -555,7 +599,8 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
   }
   float inverse = 0.0f;
   if constexpr (F != StateFormat::kFp32) {
-    const std::uint16_t unit = state_unit(F, __uint_as_float(group_max(__float_as_uint(largest), lanes)));
+    const std::uint16_t unit =
+        state_unit(F, __uint_as_float(group_max<kGroupLanes>(__float_as_uint(largest), lanes)));
     inverse = state_inverse(unit);
     // A group that could not be rounded keeps its estimates, unless the pass starts here: then they become
     // zero.

@@ -13,6 +13,23 @@
 
 namespace echotp::test {
 
+inline std::uint32_t sign_bit(DataType type) {
+  return type == DataType::kFp32 ? 0x80000000u : 0x8000u;
+}
+inline std::uint32_t sign_changed(DataType type, std::uint32_t bits, bool change) {
+  return change ? bits ^ sign_bit(type) : bits;
+}
+inline std::uint32_t with_sign(DataType type, std::uint32_t bits, bool negative) {
+  return negative ? bits | sign_bit(type) : bits & ~sign_bit(type);
+}
+/// A NaN whose sign and payload come from `random`.
+inline std::uint32_t any_nan(DataType type, std::uint32_t random) {
+  const std::uint32_t infinity = ReferenceAllReduce::bits_of(type, std::numeric_limits<float>::infinity());
+  const std::uint32_t lowest_exponent_bit = infinity & (0u - infinity);
+  const std::uint32_t payload = random & (lowest_exponent_bit - 1);
+  return infinity | (payload != 0 ? payload : 1u) | (random & 0x80000000u ? sign_bit(type) : 0u);
+}
+
 /// Draws inputs from a pool, groups of 32 of many kinds if `hostile`.
 class Inputs {
  public:
@@ -53,7 +70,7 @@ class Inputs {
             put(-1e30f);
             break;
           case 25:
-            rank[start] = rank[one] ^ (setup.dtype == DataType::kFp32 ? 0x80000000u : 0x8000u);
+            rank[start] = sign_changed(setup.dtype, rank[one], true);
             break;
           case 26:
             std::fill(rank.begin() + start, rank.begin() + end, rank[one]);
@@ -69,6 +86,34 @@ class Inputs {
             break;
           case 30:
             put(65504.0f);
+            break;
+          case 31:  // equal magnitudes of both signs everywhere: the negative one is the extremum
+            for (std::size_t i = start; i < end; ++i)
+              rank[i] = sign_changed(setup.dtype, rank[one], random_() % 2 != 0);
+            break;
+          case 32:  // one sign only, so that one of the two extrema is the smallest in magnitude
+          case 33:
+            for (std::size_t i = start; i < end; ++i) rank[i] = with_sign(setup.dtype, rank[i], kind == 32);
+            break;
+          case 34:  // NaN of either sign with any payload
+            rank[one] = any_nan(setup.dtype, static_cast<std::uint32_t>(random_()));
+            break;
+          case 35:  // NaN and Inf of both signs
+            put(std::numeric_limits<float>::infinity());
+            rank[start] = ReferenceAllReduce::bits_of(setup.dtype, -std::numeric_limits<float>::infinity());
+            rank[end - 1] = any_nan(setup.dtype, static_cast<std::uint32_t>(random_()));
+            break;
+          case 36:  // multiples of half a step of a power of two: ties everywhere, and the clipped end
+            for (std::size_t i = start; i < end; ++i) {
+              rank[i] = ReferenceAllReduce::bits_of(
+                  setup.dtype, static_cast<float>(static_cast<int>(random_() % 33) - 16) * 0.5f);
+            }
+            break;
+          case 37:  // zeros of both signs around one value
+            for (std::size_t i = start; i < end; ++i) {
+              if (i != one)
+                rank[i] = ReferenceAllReduce::bits_of(setup.dtype, random_() % 2 != 0 ? -0.0f : 0.0f);
+            }
             break;
           default:
             break;

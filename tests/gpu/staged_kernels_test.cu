@@ -16,26 +16,31 @@ using namespace echotp::test;
 
 namespace {
 
-__global__ void probe_kernel(std::uint32_t first, float* reciprocal, std::uint16_t* bf16, std::uint16_t* fp16,
-                             float* clamped, int n) {
+__global__ void probe_kernel(std::uint32_t first, float* reciprocal, float* bf16_reciprocal,
+                             std::uint16_t* bf16, std::uint16_t* fp16, float* clamped, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   const float x = bits_float(first + static_cast<std::uint32_t>(i) * 65521u);
   bf16[i] = float_to_bf16(x);
   fp16[i] = float_to_fp16(x);
   clamped[i] = clamp_symmetric(x, i % 2 == 0 ? 0.0f : 1.5f);
-  if (i < 65536) reciprocal[i] = reciprocal_of_bf16(bf16_to_float(static_cast<std::uint16_t>(i)));
+  if (i < 65536) {
+    const float scale = bf16_to_float(static_cast<std::uint16_t>(i));
+    reciprocal[i] = reciprocal_of_bf16(scale);
+    bf16_reciprocal[i] = bf16_reciprocal_of_bf16(scale);
+  }
 }
 
 /// Every operation of hd.hpp that has two implementations gives the same bits on both.
 void test_arithmetic(Tally& tally) {
   const int n = 1 << 22;
-  DeviceBuffer reciprocal(65536 * 4), bf16(n * 2), fp16(n * 2), clamped(n * 4);
+  DeviceBuffer reciprocal(65536 * 4), bf16_reciprocal(65536 * 4), bf16(n * 2), fp16(n * 2), clamped(n * 4);
   int wrong_conversions = 0;
   for (std::uint32_t first : {0u, 0x12345u, 0x477FE000u}) {
     probe_kernel<<<n / 256, 256>>>(
-        first, reinterpret_cast<float*>(reciprocal.data()), reinterpret_cast<std::uint16_t*>(bf16.data()),
-        reinterpret_cast<std::uint16_t*>(fp16.data()), reinterpret_cast<float*>(clamped.data()), n);
+        first, reinterpret_cast<float*>(reciprocal.data()), reinterpret_cast<float*>(bf16_reciprocal.data()),
+        reinterpret_cast<std::uint16_t*>(bf16.data()), reinterpret_cast<std::uint16_t*>(fp16.data()),
+        reinterpret_cast<float*>(clamped.data()), n);
     must(cudaDeviceSynchronize(), "probe_kernel");
     const auto got_bf16 = bf16.download<std::uint16_t>(n);
     const auto got_fp16 = fp16.download<std::uint16_t>(n);
@@ -50,16 +55,18 @@ void test_arithmetic(Tally& tally) {
   tally.check(wrong_conversions == 0,
               "conversions and clamp equal the host's: " + std::to_string(wrong_conversions) + " differ");
   const auto got = reciprocal.download<float>(65536);
+  const auto got_bf16 = bf16_reciprocal.download<float>(65536);
   int wrong = 0;
   int tested = 0;
   for (std::uint32_t i = 0; i < 65536; ++i) {
     const float x = bf16_to_float(static_cast<std::uint16_t>(i));
     if (!(std::fabs(x) >= 1e-33f && std::fabs(x) <= 0x1p126f)) continue;
     ++tested;
-    wrong += float_bits(got[i]) != float_bits(1.0f / x);
+    wrong += float_bits(got[i]) != float_bits(1.0f / x) ||
+             float_bits(got_bf16[i]) != float_bits(bf16_to_float(float_to_bf16(1.0f / x)));
   }
   tally.check(wrong == 0 && tested > 60000,
-              "reciprocals of all bf16 scales: " + std::to_string(wrong) + " differ");
+              "reciprocals of all bf16 scales, in fp32 and in bf16: " + std::to_string(wrong) + " differ");
 }
 
 /// All element types, groups, modes and state formats, over consecutive calls of changing sizes and shapes.

@@ -164,6 +164,75 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("4-bit codes: the reciprocal of every scale is a normal bf16 within 1/257 of it") {
+  for (int bits = 0; bits < 65536; ++bits) {
+    const float scale = bf16_to_float(static_cast<std::uint16_t>(bits));
+    const float extremum = -8 * scale;
+    if (!(std::fabs(scale) >= kScaleTiny && std::fabs(scale) <= 0x1.FEp124f)) continue;
+    const GroupScale got = group_scale(extremum, code_width(4));
+    REQUIRE(got.finite);
+    REQUIRE(got.bits == bits);
+    REQUIRE((float_bits(got.inverse) & 0xFFFFu) == 0);
+    REQUIRE(std::fabs(got.inverse) >= 0x1p-126f);
+    REQUIRE(std::isfinite(got.inverse));
+    REQUIRE(std::fabs(static_cast<double>(got.inverse) * scale - 1) <= 1.0 / 257);
+  }
+}
+
+TEST_CASE(
+    "4-bit codes: rounding in bf16 pairs gives the same codes, for every bf16 element and mantissa of a "
+    "scale") {
+  // What a bf16 fma with one rounding does, on doubles: x * inverse is exact, and so is the sum unless the
+  // product is too small to matter.
+  const auto pair_code = [](float x, float inverse) {
+    const double sum = static_cast<double>(x) * inverse + 136;
+    const double unit = sum < 128 ? 0.5 : 1.0;  // of bf16 from 64 and from 128 on
+    return std::min(std::nearbyint(sum / unit) * unit, 143.0) - 136;
+  };
+  const CodeWidth width = code_width(4);
+  for (const int exponent : {-99, -1, 0, 124}) {
+    for (int mantissa = 128; mantissa < 256; ++mantissa) {
+      const float scale = std::ldexp(static_cast<float>(mantissa), exponent - 7);
+      const float inverse = group_scale(-8 * scale, width).inverse;
+      for (int bits = 0; bits < 65536; ++bits) {
+        const float x = bf16_to_float(static_cast<std::uint16_t>(bits));
+        if (!(std::fabs(x) <= 8 * scale)) continue;  // beyond the extremum
+        const double want = code_of(encode(x, inverse, width), width);
+        if (pair_code(x, inverse) != want) FAIL(x << " / " << scale);
+      }
+    }
+  }
+}
+
+TEST_CASE("4-bit codes: eight of them, packed from floats and from bf16 pairs, unpacked in pairs") {
+  for (std::uint32_t low = 0; low < 65536; ++low) {
+    // All combinations of four codes, once in the even and once in the odd elements; others in the rest.
+    for (const bool odd : {false, true}) {
+      const std::uint32_t others = (low * 40503u + 12345u) & 0xFFFFu;
+      float encoded[8];
+      std::uint32_t pairs = 0;
+      std::uint32_t want = 0;
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t even_code = ((odd ? others : low) >> (4 * i)) & 0xFu;
+        const std::uint32_t odd_code = ((odd ? low : others) >> (4 * i)) & 0xFu;
+        encoded[2 * i] = code_width(4).magic + static_cast<float>(even_code) - 8;
+        encoded[2 * i + 1] = code_width(4).magic + static_cast<float>(odd_code) - 8;
+        // bf16 128 + stored, twice.
+        pairs += (0x43004300u + even_code + (odd_code << 16)) << (4 * i);
+        want |= (even_code << (4 * nibble_of(2 * i))) | (odd_code << (4 * nibble_of(2 * i + 1)));
+      }
+      const std::uint32_t word = pack_nibbles(encoded);
+      REQUIRE(word == want);
+      REQUIRE(pairs - 0x43004300u * 0x1111u == word);
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t pair = (word >> (4 * i)) & 0x000F000Fu;
+        REQUIRE(static_cast<float>(pair & 0xFFFFu) == encoded[2 * i] - code_width(4).magic + 8);
+        REQUIRE(static_cast<float>(pair >> 16) == encoded[2 * i + 1] - code_width(4).magic + 8);
+      }
+    }
+  }
+}
+
 TEST_CASE("decoding any stored byte never fails and a NaN scale always decodes to NaN") {
   for (int nibble = 0; nibble < 16; ++nibble) {
     CHECK(std::isnan(decode(nibble, bf16_to_float(0x7FC0), 4)));
