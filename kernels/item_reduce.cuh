@@ -89,7 +89,7 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
     const std::uint8_t* peer_scale = stage.peers() + kWarpThreads * kItemSlices * in_bits + lane_scale;
     const auto add_staged = [&](int count) {
       if (in_bits == 4) {
-#pragma unroll 1
+#pragma unroll 2
         for (; count > 0; --count) {
           const auto word = *reinterpret_cast<const std::uint32_t*>(peer_code);
           const auto scale = *reinterpret_cast<const std::uint16_t*>(peer_scale);
