@@ -107,6 +107,8 @@ __device__ __forceinline__ Word reload(const Word& word) {
   return static_cast<Word>(value);
 }
 
+inline constexpr int kFusedCtaWarps = kFusedCtaLanes * kFusedLaneThreads / kWarpThreads;
+
 /// What the lanes of a CTA keep in shared memory.
 struct FusedCta {
   std::uint8_t* windows[kFusedMaxRanks];
@@ -114,7 +116,7 @@ struct FusedCta {
   std::uint32_t base[kFusedCtaLanes];    // a lane's chunks before this call
   std::uint32_t chunks[kFusedCtaLanes];  // a lane's chunks of this call
   std::uint32_t stop[kFusedCtaLanes];    // number of the barrier after which a lane has to stop
-  std::uint32_t turn[kFusedCtaLanes * kFusedLaneThreads / kWarpThreads];  // of a warp
+  std::uint32_t turn[kFusedCtaWarps];    // of a warp
 };
 
 /// A reduced tile on its way into the windows of all peers.
@@ -185,49 +187,64 @@ struct FusedLane {
     return turn - (phase == Phase::kQuantise ? 0 : phase == Phase::kReduce ? 1 : 2);
   }
 
-  /// Calls visit(chunk, row within the chunk, owner, tile, half) for this warp's share of the others' half
-  /// tiles.
-  template <class Visit>
-  __device__ __forceinline__ void others(Phase phase, const Visit& visit) const {
+  /// One of the half tiles of other owners that a lane has in a chunk.
+  struct Other {
+    std::uint32_t row;  // within the chunk
+    std::uint32_t owner;
+    std::uint32_t tile;  // of the message; launch.tiles or above: there is none
+    std::uint32_t half;
+  };
+  __device__ __forceinline__ std::uint32_t others() const {
+    return launch.chunk_rows * (launch.rank_count - 1) * kTileItems;
+  }
+  __device__ __forceinline__ Other other(std::uint32_t chunk, std::uint32_t i) const {
     static_assert(kFusedChunkRows == 2);
     const std::uint32_t ranks = launch.rank_count;
-#pragma unroll 1
-    for (std::uint32_t i = warp(); i < launch.chunk_rows * (ranks - 1) * kTileItems; i += kWarps) {
-      std::uint32_t step = i / kTileItems;
-      const std::uint32_t row = step >= ranks - 1 ? 1 : 0;
-      if (row != 0) step -= ranks - 1;
-      std::uint32_t owner = reload(cta.rank) + 1 + step;  // every rank begins at another peer
-      if (owner >= ranks) owner -= ranks;
-      const std::uint32_t chunk = chunk_of(phase);
-      const std::uint32_t tile = (first_row(chunk) + row) * ranks + owner;
-      if (tile < launch.tiles) visit(chunk, row, owner, tile, i % kTileItems);
-    }
+    std::uint32_t step = i / kTileItems;
+    Other other;
+    other.row = step >= ranks - 1 ? 1 : 0;
+    if (other.row != 0) step -= ranks - 1;
+    other.owner = reload(cta.rank) + 1 + step;  // every rank begins at another peer
+    if (other.owner >= ranks) other.owner -= ranks;
+    other.tile = (first_row(chunk) + other.row) * ranks + other.owner;
+    other.half = i % kTileItems;
+    return other;
+  }
+
+  /// Rounds one item with the sender's state, or without.
+  template <Memory SM, StateFormat SF>
+  __device__ __forceinline__ void quantise_with(const Item& item, std::uint8_t* wire) const {
+    const FusedRank& rank = self();
+    const Stage<D, SM, SF> stage(warp_shared(), thread());
+    stage.fetch(launch.first, item, rank.send, rank.state, launch.pass_start, thread());
+    quantise_item<D, SM, SF, Four>(launch.first, item, stage, rank.state, launch.pass_start, wire, thread());
   }
 
   __device__ __forceinline__ void quantise() const {
     Hooks::at(FusedPoint::kQuantise, self().rank, lane(), chunk_of(Phase::kQuantise));
-    others(Phase::kQuantise, [&](std::uint32_t chunk, std::uint32_t row, std::uint32_t owner,
-                                 std::uint32_t tile, std::uint32_t half) {
-      const FusedRank& rank = self();
-      const Item item = item_of(tile, half, rank.send_vector);
-      std::uint8_t* wire =
-          cta.windows[owner] + slot(chunk, Leg::kFirst, reload(cta.rank)) + row * launch.first.out.tile_bytes;
+#pragma unroll 1
+    for (std::uint32_t i = warp(); i < others(); i += kWarps) {
+      const std::uint32_t chunk = chunk_of(Phase::kQuantise);
+      const Other now = other(chunk, i);
+      if (now.tile >= launch.tiles) continue;
+      const Item item = item_of(now.tile, now.half, self().send_vector);
+      std::uint8_t* wire = cta.windows[now.owner] + slot(chunk, Leg::kFirst, reload(cta.rank)) +
+                           now.row * launch.first.out.tile_bytes;
       if (M != Memory::kNone && launch.sender_state) {
-        quantise_item<D, M, F, Four>(launch.first, item, rank.send, rank.state, launch.pass_start, wire,
-                                     warp_shared(), thread());
+        quantise_with<M, F>(item, wire);
       } else {
-        quantise_item<D, Memory::kNone, StateFormat::kFp32, Four>(
-            launch.first, item, rank.send, rank.state, launch.pass_start, wire, warp_shared(), thread());
+        quantise_with<Memory::kNone, StateFormat::kFp32>(item, wire);
       }
-    });
+    }
   }
 
+  /// The owner's part: a half tile for every warp, at most.
   __device__ __forceinline__ void reduce() const {
     const std::uint32_t chunk = chunk_of(Phase::kReduce);
     Hooks::at(FusedPoint::kReduce, self().rank, lane(), chunk);
     const std::uint32_t row = warp() / kTileItems;
     const std::uint32_t tile = (first_row(chunk) + row) * launch.rank_count + reload(cta.rank);
-    if (row >= launch.chunk_rows || tile >= launch.tiles) return;
+    if (row >= static_cast<std::uint32_t>(launch.chunk_rows) || tile >= launch.tiles) return;
     const FusedRank& rank = self();
     const Item item = item_of(tile, warp() % kTileItems, rank.send_vector && rank.recv_vector);
     const std::uint8_t* peers =
@@ -235,26 +252,31 @@ struct FusedLane {
     const PushedTile wire{cta,
                           slot(chunk, Leg::kSecond, reload(cta.rank)) + row * launch.second.out.tile_bytes,
                           launch.rank_count};
-    const int nonfinite = reduce_item<D, M, F, Four>(
-        launch.second, item, rank.send, rank.recv, reload(cta.rank), launch.rank_count, launch.post_scale,
-        rank.state, launch.pass_start, peers, wire, warp_shared(), thread());
+    const Stage<D, M, F> stage(warp_shared(), thread());
+    stage.fetch(launch.second, item, rank.send, rank.state, launch.pass_start, thread());
+    const int nonfinite =
+        reduce_item<D, M, F, Four>(launch.second, item, stage, rank.recv, reload(cta.rank), launch.rank_count,
+                                   launch.post_scale, rank.state, launch.pass_start, peers, wire, thread());
     count_nonfinite(nonfinite, self().counters, thread());
   }
 
   __device__ __forceinline__ void decode() const {
     Hooks::at(FusedPoint::kDecode, self().rank, lane(), chunk_of(Phase::kDecode));
-    others(Phase::kDecode, [&](std::uint32_t chunk, std::uint32_t row, std::uint32_t owner,
-                               std::uint32_t tile, std::uint32_t half) {
+#pragma unroll 1
+    for (std::uint32_t i = warp(); i < others(); i += kWarps) {
+      const std::uint32_t chunk = chunk_of(Phase::kDecode);
+      const Other now = other(chunk, i);
+      if (now.tile >= launch.tiles) continue;
       const FusedRank& rank = self();
-      const Item item = item_of(tile, half, rank.recv_vector);
-      const std::uint8_t* wire = cta.windows[reload(cta.rank)] + slot(chunk, Leg::kSecond, owner) +
-                                 row * launch.second.out.tile_bytes;
+      const Item item = item_of(now.tile, now.half, rank.recv_vector);
+      const std::uint8_t* wire = cta.windows[reload(cta.rank)] + slot(chunk, Leg::kSecond, now.owner) +
+                                 now.row * launch.second.out.tile_bytes;
       if (Four || launch.second.out.bits == 4) {
         decode_item<D, 4>(launch.second, item, wire, rank.recv, thread());
       } else {
         decode_item<D, 8>(launch.second, item, wire, rank.recv, thread());
       }
-    });
+    }
   }
 
   /// Tells all peers that `chunks` chunks of this lane have arrived. One thread, after the lane's barrier.

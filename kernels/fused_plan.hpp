@@ -74,7 +74,7 @@ struct FusedPlan {
 constexpr FusedPlan fused_plan(std::int64_t count, const FusedLayout& layout) {
   const std::int64_t rows = segment_tiles(count, layout.ranks);
   FusedPlan plan;
-  plan.rows = layout.ranks <= 4 && rows > fused_lanes(layout) ? kFusedChunkRows : 1;
+  plan.rows = rows > fused_lanes(layout) ? kFusedChunkRows : 1;
   plan.chunks = static_cast<std::uint32_t>((rows + plan.rows - 1) / plan.rows);
   plan.ctas = static_cast<int>(std::min<std::int64_t>(plan.chunks, layout.ctas));
   if (plan.ctas != 0)

@@ -11,8 +11,9 @@ namespace echotp::device {
 
 /// Rounds the item in the stage into `tile` without compensation. A lane has 32 neighbours, all of a group or
 /// a half or quarter of it: so the group's extremum and scale cost little. `place`: which ones of the tile.
-template <DataType D, bool Four, class AnyStage>
-__device__ __forceinline__ void quantise_neighbours(const Geometry& geometry, const AnyStage& stage,
+template <DataType D, bool Four>
+__device__ __forceinline__ void quantise_neighbours(const Geometry& geometry,
+                                                    const Stage<D, Memory::kNone, StateFormat::kFp32>& stage,
                                                     std::uint8_t* tile, unsigned place) {
   constexpr int kParts = kGroupLanes;  // of eight elements
   const CodeWidth width = width_of<Four>(geometry);
@@ -71,35 +72,25 @@ __device__ __forceinline__ void quantise_neighbours(const Geometry& geometry, co
   }
 }
 
-/// Rounds the item of `send` into its tile on the wire at `tile` and updates the estimates. `shared`:
-/// stage_bytes(D, M, F) of the warp. All lanes take part.
+/// Rounds the item that `stage` has fetched into its tile on the wire at `tile` and updates the estimates.
+/// All lanes take part.
 template <DataType D, Memory M, StateFormat F, bool Four>
-__device__ __forceinline__ void quantise_item(const Geometry& geometry, const Item& item, const void* send,
-                                              const StateView& state, bool pass_start, std::uint8_t* tile,
-                                              std::uint8_t* shared, int lane) {
-  const int lane_shift = geometry.group_shift - 3;
-  const int place = lane & (geometry.lanes - 1);
-  const int bits = bits_of<Four>(geometry.out);
-  const char* own = static_cast<const char*>(send) + (item.first + lane * kLaneElements) * element_bytes(D);
-  Stage<D, M, F> stage(shared, lane);
-
+__device__ __forceinline__ void quantise_item(const Geometry& geometry, const Item& item,
+                                              const Stage<D, M, F>& stage, const StateView& state,
+                                              bool pass_start, std::uint8_t* tile, int lane) {
+  stage.wait();
   if constexpr (M == Memory::kNone) {
-    stage.fetch_elements(own, item.full, item.left, lane);
-    wait_for_copies();
-    __syncwarp();
     quantise_neighbours<D, Four>(geometry, stage, tile,
-                                 item.begin_slice * (kWarpThreads / kNeighbourRows) + lane);
+                                 item.begin_slice * (kWarpThreads / kNeighbourParts) + lane);
   } else {
-    GroupValues scales;
+    const int lane_shift = geometry.group_shift - 3;
+    const int place = lane & (geometry.lanes - 1);
+    const int bits = bits_of<Four>(geometry.out);
     std::uint8_t* codes = tile + (item.begin_slice * kWarpThreads + lane) * bits;
+    GroupValues scales;
     StateCursor<F> cursor(state, item, pass_start, lane);
-    if constexpr (F != StateFormat::kFp32) {
-      if (cursor.load)
-        cursor.units.load(state.unit + (item.entry >> geometry.group_shift), place, lane, lane_shift);
-    }
-    stage.fetch_elements(own, item.full, item.left, lane);
-    stage.fetch_state(cursor);
-    wait_for_copies();
+    if constexpr (F != StateFormat::kFp32)
+      cursor.units.held = stage.units()[GroupValues::index(place, lane, lane_shift)];
 #pragma unroll 1
     for (int s = 0; s < kItemSlices; ++s) {
       std::uint32_t raw[kElementWords<D>];
@@ -110,8 +101,7 @@ __device__ __forceinline__ void quantise_item(const Geometry& geometry, const It
       unpack_elements<D>(raw, x);
       Rounding rounding;
       std::uint32_t unused[kElementWords<D>];
-      round_compensated<D, M, F, Four, false>(x, estimates, s, geometry, lane, place, cursor, rounding,
-                                              unused);
+      round_compensated<D, M, F, Four, false>(x, estimates, s, geometry, place, cursor, rounding, unused);
       store_codes(codes, bits, rounding.codes);
       scales.keep(s, place, rounding.scale.bits);
       codes += kWarpThreads * bits;

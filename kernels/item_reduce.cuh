@@ -29,18 +29,18 @@ __device__ __forceinline__ void accumulate_bytes(uint2 codes, float scale, float
   }
 }
 
-/// Reduces the item: adds the peers' tiles (`peers` + r * geometry.in.segment_bytes is what rank r sent of
-/// the tile; the owner's own place is unused) to the owner's elements in `send`, rounds, stores the decoded
-/// elements to `recv` and passes what goes to the others to `wire`, which has
+/// Reduces the item that `stage` has fetched: adds the peers' tiles (`peers` + r * geometry.in.segment_bytes
+/// is what rank r sent of the tile; the owner's own place is unused) to the owner's elements, rounds, stores
+/// the decoded elements to `recv` and passes what goes to the others to `wire`, which has
 ///   void codes(int offset, int bits, const std::uint32_t (&codes)[2]): a lane's codes of a slice,
 ///   void scale(int offset, std::uint16_t scale): one group's scale,
-/// with offsets in bytes from the tile's begin. `shared`: geometry.stage_bytes of the warp. All lanes take
-/// part. Returns how many non-finite groups this lane holds the scale of.
+/// with offsets in bytes from the tile's begin. All lanes take part. Returns how many non-finite groups this
+/// lane holds the scale of.
 template <DataType D, Memory M, StateFormat F, bool Four, class Wire>
-__device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item& item, const void* send,
-                                           void* recv, int rank, int ranks, float post_scale,
-                                           const StateView& state, bool pass_start, const std::uint8_t* peers,
-                                           const Wire& wire, std::uint8_t* shared, int lane) {
+__device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item& item,
+                                           const Stage<D, M, F>& stage, void* recv, int rank, int ranks,
+                                           float post_scale, const StateView& state, bool pass_start,
+                                           const std::uint8_t* peers, const Wire& wire, int lane) {
   const int lane_shift = geometry.group_shift - 3;
   const int place = lane & (geometry.lanes - 1);
   const int begin_group = item.begin_slice * geometry.scale_step;
@@ -48,17 +48,6 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
   const int in_bits = bits_of<Four>(geometry.in);
   const int code_offset = item.begin_slice * kWarpThreads * in_bits;
   const int scale_offset = geometry.in.code_bytes + begin_group * 2;
-  const std::int64_t own_offset = (item.first + lane * kLaneElements) * element_bytes(D);
-
-  Stage<D, M, F> stage(shared, lane);
-  StateCursor<F> cursor(state, item, pass_start, lane);
-  GroupValues scales;
-  if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
-    if (cursor.load)
-      cursor.units.load(state.unit + (item.entry >> geometry.group_shift), place, lane, lane_shift);
-  }
-  stage.fetch_elements(static_cast<const char*>(send) + own_offset, item.full, item.left, lane);
-  stage.fetch_state(cursor);
   {
     const std::uint8_t* peer = peers;
 #pragma unroll 1
@@ -69,8 +58,11 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
       peer += geometry.in.segment_bytes;
     }
   }
-  wait_for_copies();
-  __syncwarp();
+  stage.wait();
+  StateCursor<F> cursor(state, item, pass_start, lane);
+  if constexpr (M != Memory::kNone && F != StateFormat::kFp32)
+    cursor.units.held = stage.units()[GroupValues::index(place, lane, lane_shift)];
+  GroupValues scales;
   const bool some_direct = ranks - 1 > geometry.staged_peers;
   const int staged_before = min(rank, geometry.staged_peers);
 
@@ -146,7 +138,7 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
       encode_lane(sum, rounding.scale.inverse, width, encoded, rounding.codes);
       decode_own<D, Four>(rounding, geometry, out);
     } else {
-      round_compensated<D, M, F, Four, true>(sum, estimates, s, geometry, lane, place, cursor, rounding, out);
+      round_compensated<D, M, F, Four, true>(sum, estimates, s, geometry, place, cursor, rounding, out);
     }
     wire.codes(((item.begin_slice + s) * kWarpThreads + lane) * out_bits, out_bits, rounding.codes);
     scales.keep(s, place, rounding.scale.bits);

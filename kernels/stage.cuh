@@ -26,17 +26,14 @@ constexpr int peer_bytes(int bits) {
   return peer_code_bytes(bits) + kItemSlices * kSliceElements / 32 * 2;
 }
 
-/// An item's elements lie in shared memory by their place among 32 neighbours, eight at a time: first all
-/// that come first, then all that come second, and so on, each of the four rows with this pitch in bytes. So
-/// a lane can have eight elements of every slice or 32 neighbours, and eight lanes that write or read 16
-/// bytes each meet all banks either way: that is what the 32 bytes between rows are for.
-inline constexpr int kNeighbourRows = 4;
-inline constexpr int kNeighbourPitch = kWarpThreads * 16 + 32;
+/// Lanes' neighbours(): a lane may have eight elements of every slice, or 32 neighbours of the item, which
+/// are this many times eight.
+inline constexpr int kNeighbourParts = 4;
 
-/// Shared bytes of an item's elements (fp32 twice as above, for the halves of eight elements), and of one
-/// estimate of it. fp32 estimates are as many bytes as everything else together: they are read directly.
+/// Shared bytes of an item's elements, and of one estimate of it. fp32 estimates are as many bytes as
+/// everything else together: they are read directly.
 constexpr int staged_element_bytes(DataType type) {
-  return kNeighbourRows * kNeighbourPitch * (type == DataType::kFp32 ? 2 : 1);
+  return kItemSlices * kSliceElements * element_bytes(type);
 }
 constexpr int staged_estimate_bytes(StateFormat format) {
   return format == StateFormat::kFp32   ? 0
@@ -47,9 +44,15 @@ constexpr int estimates_of(Memory memory) {
   return memory == Memory::kDual ? 2 : memory == Memory::kFast ? 1 : 0;
 }
 
+/// Shared bytes of an item's units, one for each group of 32; fp32 estimates have none.
+constexpr int staged_unit_bytes(Memory memory, StateFormat format) {
+  return memory == Memory::kNone || format == StateFormat::kFp32 ? 0 : kItemSlices * kSliceElements / 32 * 2;
+}
+
 /// Shared bytes of one warp, but for the peers.
 constexpr int stage_bytes(DataType type, Memory memory, StateFormat format) {
-  return staged_element_bytes(type) + estimates_of(memory) * staged_estimate_bytes(format);
+  return staged_element_bytes(type) + estimates_of(memory) * staged_estimate_bytes(format) +
+         staged_unit_bytes(memory, format);
 }
 
 /// Starts a copy of 16 or 8 bytes into shared memory; both addresses are aligned to as many.
@@ -75,55 +78,54 @@ class Stage {
   static constexpr bool kHoldsState = M != Memory::kNone && F != StateFormat::kFp32;
 
   __device__ __forceinline__ Stage(std::uint8_t* warp, unsigned lane)
-      : elements_(warp + lane % kNeighbourRows * kNeighbourPitch + lane / kNeighbourRows * 16),
-        neighbours_(warp + lane * 16),
+      : elements_(warp + mixed(lane) * 16),
+        warp_(warp),
+        lane_(lane),
         state_(warp + staged_element_bytes(D) + lane * kStateLaneBytes),
-        peers_(warp + staged_element_bytes(D) + estimates_of(M) * staged_estimate_bytes(F)) {}
+        units_(warp + staged_element_bytes(D) + estimates_of(M) * staged_estimate_bytes(F)),
+        peers_(units_ + kUnitBytes) {}
 
-  /// Begins an item and fetches the lane's elements of all slices; the arguments are those of
-  /// load_elements().
-  __device__ __forceinline__ void fetch_elements(const char* own, bool full, int left, int lane) {
+  /// Begins an item: fetches its elements, estimates and units, or zeros for a state that is not there or
+  /// begins here. All lanes take part.
+  __device__ __forceinline__ void fetch(const Geometry& geometry, const Item& item, const void* send,
+                                        const StateView& state, bool pass_start, int lane) const {
     __syncwarp();  // no lane reads the item before this one any more
-    if (full) {
-#pragma unroll
-      for (int v = 0; v < kItemSlices * kVectors; ++v) {
-        copy_async<16>(elements_ + v % kVectors * kVectorPitch + v / kVectors * kSlicePitch,
-                       own + v / kVectors * kSliceElements * element_bytes(D) + v % kVectors * 16);
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int s = 0; s < kItemSlices; ++s) {
-      std::uint32_t raw[1][kElementWords<D>];
-      load_elements<D, 1>(own + s * kSliceElements * element_bytes(D), false, left - s * kSliceElements, lane,
-                          raw);
-#pragma unroll
-      for (int i = 0; i < kElementWords<D>; ++i) {
-        *reinterpret_cast<std::uint32_t*>(elements_ + i / 4 * kVectorPitch + s * kSlicePitch + i % 4 * 4) =
-            raw[0][i];
-      }
-    }
-  }
-
-  /// Fetches the lane's estimates of all slices, or sets them to zero.
-  __device__ __forceinline__ void fetch_state(const StateCursor<F>& cursor) {
+    const std::int64_t first = item.first + lane * kLaneElements;
+    fetch_elements(static_cast<const char*>(send) + first * element_bytes(D), item, lane);
     if constexpr (kHoldsState) {
+      const StateCursor<F> cursor(state, item, pass_start, lane);
 #pragma unroll
       for (int s = 0; s < kItemSlices; ++s) {
-        fetch_estimate(state_ + s * kStatePitch,
-                       cursor.in(cursor.view.fast) + s * StateCursor<F>::kSliceBytes, cursor.load);
+        fetch_estimate(state_ + s * kStatePitch, cursor.in(state.fast) + s * StateCursor<F>::kSliceBytes,
+                       cursor.load);
         if constexpr (M == Memory::kDual) {
           fetch_estimate(state_ + staged_estimate_bytes(F) + s * kStatePitch,
-                         cursor.in(cursor.view.slow) + s * StateCursor<F>::kSliceBytes, cursor.load);
+                         cursor.in(state.slow) + s * StateCursor<F>::kSliceBytes, cursor.load);
+        }
+      }
+      const int bytes = kUnitBytes * 32 >> geometry.group_shift;
+      if (lane * 16 < bytes) {
+        const auto* units =
+            reinterpret_cast<const char*>(state.unit + (item.entry >> geometry.group_shift)) + lane * 16;
+        if (cursor.load) {
+          copy_async<16>(units_ + lane * 16, units);
+        } else {
+          *reinterpret_cast<uint4*>(units_ + lane * 16) = make_uint4(0, 0, 0, 0);
         }
       }
     }
   }
 
+  /// Waits for everything that was fetched; all lanes take part.
+  __device__ __forceinline__ void wait() const {
+    wait_for_copies();
+    __syncwarp();
+  }
+
   /// Fetches the codes and scales of the item from a peer to offset `at` of the peers' memory; `scale_bytes`
   /// are 16, 32 or 64.
   __device__ __forceinline__ void fetch_peer(int at, int bits, const std::uint8_t* codes,
-                                             const std::uint8_t* scales, int scale_bytes, int lane) {
+                                             const std::uint8_t* scales, int scale_bytes, int lane) const {
     std::uint8_t* to = peers_ + at + lane * 16;
     copy_async<16>(to, codes + lane * 16);
     if (bits == 8) copy_async<16>(to + peer_code_bytes(4), codes + peer_code_bytes(4) + lane * 16);
@@ -138,7 +140,8 @@ class Stage {
   /// Elements 8 k to 8 k + 7 of the lane's 32 neighbours: a way to share out the item in which a group is all
   /// of a lane's elements or those of 2 or 4 lanes. The warp has to meet between this and a copy.
   __device__ __forceinline__ void neighbours(int k, std::uint32_t (&raw)[kElementWords<D>]) const {
-    load_vectors(neighbours_ + k * kNeighbourPitch, raw);
+    const unsigned eight = lane_ % (kWarpThreads / kNeighbourParts) * kNeighbourParts + k;
+    load_vectors(warp_ + lane_ / (kWarpThreads / kNeighbourParts) * kSlicePitch + mixed(eight) * 16, raw);
   }
 
   /// The lane's estimates of slice s, from shared memory or, for fp32, through the cursor.
@@ -148,9 +151,14 @@ class Stage {
       load_words(state_ + s * kStatePitch, state.fast[0]);
       if constexpr (M == Memory::kDual)
         load_words(state_ + staged_estimate_bytes(F) + s * kStatePitch, state.slow[0]);
-    } else {
+    } else if constexpr (M != Memory::kNone) {
       load_state(cursor, state);
     }
+  }
+
+  /// The item's units.
+  __device__ __forceinline__ const std::uint16_t* units() const {
+    return reinterpret_cast<const std::uint16_t*>(units_);
   }
 
   /// The peers' memory.
@@ -159,6 +167,13 @@ class Stage {
   }
 
  private:
+  /// Where the i-th 16 bytes of a slice lie. A copy fills lines of 128 bytes whole, whatever their order, and
+  /// that is what it is fast at; eight lanes that read every fourth 16 bytes, as neighbours() does, still
+  /// meet all banks.
+  static __device__ __forceinline__ unsigned mixed(unsigned i) {
+    return i ^ (i >> 3);
+  }
+
   static __device__ __forceinline__ void load_vectors(const std::uint8_t* from,
                                                       std::uint32_t (&raw)[kElementWords<D>]) {
 #pragma unroll
@@ -171,11 +186,34 @@ class Stage {
     }
   }
 
+  static constexpr int kUnitBytes = staged_unit_bytes(M, F);
   static constexpr int kVectors = kElementWords<D> / 4;
-  static constexpr int kVectorPitch = kNeighbourRows * kNeighbourPitch;
-  static constexpr int kSlicePitch = kWarpThreads / kNeighbourRows * 16;
+  static constexpr int kSlicePitch = kWarpThreads * 16;
+  static constexpr int kVectorPitch = kItemSlices * kSlicePitch;
   static constexpr int kStateLaneBytes = kStateWords<F> * 4;
   static constexpr int kStatePitch = kWarpThreads * kStateLaneBytes;
+
+  __device__ __forceinline__ void fetch_elements(const char* own, const Item& item, int lane) const {
+    if (item.full) {
+#pragma unroll
+      for (int v = 0; v < kItemSlices * kVectors; ++v) {
+        copy_async<16>(elements_ + v % kVectors * kVectorPitch + v / kVectors * kSlicePitch,
+                       own + v / kVectors * kSliceElements * element_bytes(D) + v % kVectors * 16);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int s = 0; s < kItemSlices; ++s) {
+      std::uint32_t raw[1][kElementWords<D>];
+      load_elements<D, 1>(own + s * kSliceElements * element_bytes(D), false, item.left - s * kSliceElements,
+                          lane, raw);
+#pragma unroll
+      for (int i = 0; i < kElementWords<D>; ++i) {
+        *reinterpret_cast<std::uint32_t*>(elements_ + i / 4 * kVectorPitch + s * kSlicePitch + i % 4 * 4) =
+            raw[0][i];
+      }
+    }
+  }
 
   static __device__ __forceinline__ void fetch_estimate(std::uint8_t* shared, const char* global, bool load) {
     if (load) {
@@ -187,8 +225,10 @@ class Stage {
   }
 
   std::uint8_t* elements_;
-  std::uint8_t* neighbours_;
+  std::uint8_t* warp_;
+  unsigned lane_;
   std::uint8_t* state_;
+  std::uint8_t* units_;
   std::uint8_t* peers_;
 };
 

@@ -26,10 +26,11 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   std::uint8_t* tile = args.outbox + owner * geometry.out.segment_bytes +
                        static_cast<std::int64_t>(row) * geometry.out.tile_bytes;
   extern __shared__ uint4 shared[];
-  quantise_item<D, M, F, Four>(
-      geometry, item, args.send, args.state, args.pass_start, tile,
-      reinterpret_cast<std::uint8_t*>(shared) + threadIdx.x / kWarpThreads * stage_bytes(D, M, F),
-      static_cast<int>(threadIdx.x % kWarpThreads));
+  const int lane = static_cast<int>(threadIdx.x % kWarpThreads);
+  const Stage<D, M, F> stage(
+      reinterpret_cast<std::uint8_t*>(shared) + threadIdx.x / kWarpThreads * stage_bytes(D, M, F), lane);
+  stage.fetch(geometry, item, args.send, args.state, args.pass_start, lane);
+  quantise_item<D, M, F, Four>(geometry, item, stage, args.state, args.pass_start, tile, lane);
 }
 
 constexpr Kernel kKernels[] = {ECHO_TP_ALL_VARIANTS(quantise_kernel)};

@@ -44,10 +44,12 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   const GatheredTile wire{args.gathered + args.rank * geometry.out.segment_bytes +
                           static_cast<std::int64_t>(row) * geometry.out.tile_bytes};
   extern __shared__ uint4 shared[];
-  const int nonfinite = reduce_item<D, M, F, Four>(
-      geometry, item, args.send, args.recv, args.rank, args.ranks, args.post_scale, args.state,
-      args.pass_start, peers, wire,
+  const Stage<D, M, F> stage(
       reinterpret_cast<std::uint8_t*>(shared) + threadIdx.x / kWarpThreads * geometry.stage_bytes, lane);
+  stage.fetch(geometry, item, args.send, args.state, args.pass_start, lane);
+  const int nonfinite =
+      reduce_item<D, M, F, Four>(geometry, item, stage, args.recv, args.rank, args.ranks, args.post_scale,
+                                 args.state, args.pass_start, peers, wire, lane);
   count_nonfinite(nonfinite, args.counters, lane);
 }
 

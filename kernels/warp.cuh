@@ -511,16 +511,98 @@ __device__ __forceinline__ LaneState<M, F, 1> forgotten(LaneState<M, F, 1> state
   return state;
 }
 
+/// Least extremum of a group that is certain not to travel as zero, whatever the width of its codes.
+inline constexpr float kPlainLeast = 0x1p-90f;
+/// Largest extremum for which nothing overflows and no scale has to be limited.
+inline constexpr float kPlainMost = 0x1p126f;
+
+/// group_scale() of an extremum between kPlainLeast and kPlainMost.
+__device__ __forceinline__ GroupScale plain_group_scale(float extremum, const CodeWidth& width) {
+  GroupScale result;
+  result.finite = true;
+  result.scale = round_to_bf16(__fmul_rn(extremum, width.factor));
+  result.inverse = width.bits == 4 ? bf16_reciprocal_of_bf16(result.scale) : reciprocal_of_bf16(result.scale);
+  result.bits = static_cast<std::uint16_t>(__float_as_uint(result.scale) >> 16);
+  return result;
+}
+
+/// Second half of round_compensated(): rounds the corrected values u, whose group has this key, updates and
+/// stores the estimates. `Plain`: all groups of the warp have extrema that plain_group_scale() takes.
+template <DataType D, Memory M, StateFormat F, bool Four, bool Owner, bool Plain>
+__device__ __forceinline__ void round_and_follow(const float (&u)[8], std::uint32_t key,
+                                                 const LaneState<M, F, 1>& state,
+                                                 const Coefficients& scaled_k, int s,
+                                                 const Geometry& geometry, int place, StateCursor<F>& cursor,
+                                                 Rounding& result, std::uint32_t (&out)[kElementWords<D>]) {
+  const CodeWidth width = width_of<Four>(geometry);
+  result.scale = Plain ? plain_group_scale(extremum_of(key), width) : group_scale(extremum_of(key), width);
+  float encoded[8];
+  encode_lane(u, result.scale.inverse, width, encoded, result.codes);
+  float residual[8];
+  if constexpr (Owner) {
+    decode_own<D, Four>(result, geometry, out);
+    unpack_elements<D>(out, residual);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      residual[i] = __fsub_rn(u[i], residual[i]);
+      // fp16 alone can overflow where the code does not: the residual then counts as none.
+      if (D == DataType::kFp16 && !is_finite(residual[i])) residual[i] = 0.0f;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      residual[i] = __fmaf_rn(-code_of(encoded[i], width), result.scale.scale, u[i]);
+  }
+
+  float fast[8];
+  if (geometry.coefficients.bf == 0.0f) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) fast[i] = follow_fast(scaled_k, true, 0.0f, residual[i]);
+  } else {
+    unpack_state<F>(forgotten(state).fast[0], fast);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) fast[i] = follow_fast(scaled_k, false, fast[i], residual[i]);
+  }
+  float slow[8];
+  if constexpr (M == Memory::kDual) unpack_state<F>(state.slow[0], slow);
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (F != StateFormat::kFp32) largest = fmaxf(largest, fabsf(fast[i]));
+    if constexpr (M == Memory::kDual) {
+      slow[i] = follow_slow(scaled_k, slow[i], residual[i]);
+      if constexpr (F != StateFormat::kFp32) largest = fmaxf(largest, fabsf(slow[i]));
+    }
+  }
+  // A group that could not be rounded keeps its estimates, unless the pass starts here: then they become
+  // zero.
+  const bool finite = Plain || result.scale.finite;
+  float inverse = 0.0f;
+  if constexpr (F != StateFormat::kFp32) {
+    const std::uint16_t unit =
+        state_unit(F, __uint_as_float(group_max<kGroupLanes>(__float_as_uint(largest), geometry.lanes)));
+    inverse = state_inverse(unit);
+    if (finite || cursor.reset) cursor.units.keep(s, place, finite ? unit : 0);
+  }
+  const auto store = [&](void* estimate, const float(&values)[8]) {
+    std::uint32_t words[kStateWords<F>];
+    pack_state<F>(values, inverse, words);
+#pragma unroll
+    for (int i = 0; i < kStateWords<F>; ++i) words[i] = finite ? words[i] : 0;
+    if (cursor.store && (finite || cursor.reset)) store_words(cursor.in(estimate), words);
+  };
+  store(cursor.view.fast, fast);
+  if constexpr (M == Memory::kDual) store(cursor.view.slow, slow);
+}
+
 /// Corrects x by the estimates of slice s of the item, rounds, updates and stores the estimates; the cursor
 /// stands at that slice. `out` are the elements that go to the user (owner only).
 template <DataType D, Memory M, StateFormat F, bool Four, bool Owner>
 __device__ __forceinline__ void round_compensated(const float (&x)[8], const LaneState<M, F, 1>& state, int s,
-                                                  const Geometry& geometry, int lane, int place,
-                                                  StateCursor<F>& cursor, Rounding& result,
-                                                  std::uint32_t (&out)[kElementWords<D>]) {
+                                                  const Geometry& geometry, int place, StateCursor<F>& cursor,
+                                                  Rounding& result, std::uint32_t (&out)[kElementWords<D>]) {
   const Coefficients& k = geometry.coefficients;
   const int lanes = geometry.lanes;
-  const CodeWidth width = width_of<Four>(geometry);
   Coefficients scaled_k = k;
   if constexpr (F != StateFormat::kFp32)
     scaled_k = scaled(k, bf16_to_float(static_cast<std::uint16_t>(cursor.units.of(s))));
@@ -542,81 +624,26 @@ __device__ __forceinline__ void round_compensated(const float (&x)[8], const Lan
   // and where that is far from overflow no sum was an Inf: then nothing has to be limited. Otherwise (rare),
   // and where the short way overflowed, it is done as defined.
   const float extremum = __uint_as_float(key >> 1);
-  const bool plain = __fmul_rn(2.01f, bound) <= extremum && extremum <= 0x1p126f;
-  if (__any_sync(0xFFFFFFFFu, !plain)) {
-    float top = fabsf(x[0]);
-#pragma unroll
-    for (int i = 1; i < 8; ++i) top = max_nan(top, fabsf(x[i]));
-    const float limit = __uint_as_float(group_max<kGroupLanes>(__float_as_uint(top), lanes));
-    float c[8];
-    corrections<M, F, false>(forgotten(state), k, scaled_k, c);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      u[i] = __fadd_rn(x[i], clamp_symmetric(c[i], limit));
-      if (is_finite(limit)) u[i] = clamp_symmetric(u[i], kFloatMax);
-    }
-    key = group_key(u, lanes);
+  const bool plain = __fmul_rn(2.01f, bound) <= extremum && extremum <= kPlainMost && extremum >= kPlainLeast;
+  if (__all_sync(0xFFFFFFFFu, plain)) {
+    round_and_follow<D, M, F, Four, Owner, true>(u, key, state, scaled_k, s, geometry, place, cursor, result,
+                                                 out);
+    return;
   }
-
-  result.scale = group_scale(extremum_of(key), width);
-  float encoded[8];
-  encode_lane(u, result.scale.inverse, width, encoded, result.codes);
-  float residual[8];
-  if constexpr (Owner) {
-    decode_own<D, Four>(result, geometry, out);
-    unpack_elements<D>(out, residual);
+  float top = fabsf(x[0]);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      residual[i] = __fsub_rn(u[i], residual[i]);
-      // fp16 alone can overflow where the code does not: the residual then counts as none.
-      if (D == DataType::kFp16 && !is_finite(residual[i])) residual[i] = 0.0f;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      residual[i] = __fmaf_rn(-code_of(encoded[i], width), result.scale.scale, u[i]);
-  }
-
-  float fast[8];
-  if (k.bf == 0.0f) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) fast[i] = follow_fast(scaled_k, true, 0.0f, residual[i]);
-  } else {
-    unpack_state<F>(forgotten(state).fast[0], fast);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) fast[i] = follow_fast(scaled_k, false, fast[i], residual[i]);
-  }
-  float slow[8];
-  if constexpr (M == Memory::kDual) unpack_state<F>(state.slow[0], slow);
-  float largest = 0.0f;
+  for (int i = 1; i < 8; ++i) top = max_nan(top, fabsf(x[i]));
+  const float limit = __uint_as_float(group_max<kGroupLanes>(__float_as_uint(top), lanes));
+  float c[8];
+  corrections<M, F, false>(forgotten(state), k, scaled_k, c);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if constexpr (F != StateFormat::kFp32) largest = fmaxf(largest, fabsf(fast[i]));
-    if constexpr (M == Memory::kDual) {
-      slow[i] = follow_slow(scaled_k, slow[i], residual[i]);
-      if constexpr (F != StateFormat::kFp32) largest = fmaxf(largest, fabsf(slow[i]));
-    }
+    u[i] = __fadd_rn(x[i], clamp_symmetric(c[i], limit));
+    if (is_finite(limit)) u[i] = clamp_symmetric(u[i], kFloatMax);
   }
-  float inverse = 0.0f;
-  if constexpr (F != StateFormat::kFp32) {
-    const std::uint16_t unit =
-        state_unit(F, __uint_as_float(group_max<kGroupLanes>(__float_as_uint(largest), lanes)));
-    inverse = state_inverse(unit);
-    // A group that could not be rounded keeps its estimates, unless the pass starts here: then they become
-    // zero.
-    if (result.scale.finite || cursor.reset) cursor.units.keep(s, place, result.scale.finite ? unit : 0);
-  }
-  const auto store = [&](char* address, const float(&estimates)[8]) {
-    std::uint32_t words[kStateWords<F>];
-    pack_state<F>(estimates, inverse, words);
-#pragma unroll
-    for (int i = 0; i < kStateWords<F>; ++i) words[i] = result.scale.finite ? words[i] : 0;
-    if (cursor.store && (result.scale.finite || cursor.reset)) {
-      store_words(address, words);
-    }
-  };
-  store(cursor.in(cursor.view.fast), fast);
-  if constexpr (M == Memory::kDual) store(cursor.in(cursor.view.slow), slow);
+  key = group_key(u, lanes);
+  round_and_follow<D, M, F, Four, Owner, false>(u, key, state, scaled_k, s, geometry, place, cursor, result,
+                                                out);
 }
 
 }  // namespace echotp::device
