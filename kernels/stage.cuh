@@ -3,8 +3,8 @@
 // memory with asynchronous copies, all of them in flight at once and none of them in registers. Without that
 // a warp waits for memory once a slice, and neither the memory nor the arithmetic is ever busy.
 //
-// Every lane reads back only what it wrote itself, except the peers' codes, which are copied 16 bytes a lane
-// and need the warp to meet once, and neighbours(). The memory serves one item after the other.
+// A lane may read back what another one copied: the warp meets in between. The memory serves one item after
+// the other.
 #pragma once
 
 #include <cstdint>
@@ -55,15 +55,10 @@ constexpr int stage_bytes(DataType type, Memory memory, StateFormat format) {
          staged_unit_bytes(memory, format);
 }
 
-/// Starts a copy of 16 or 8 bytes into shared memory; both addresses are aligned to as many.
-template <int Bytes>
+/// Starts a copy of 16 bytes into shared memory; both addresses are aligned to as many.
 __device__ __forceinline__ void copy_async(void* shared, const void* global) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address), "l"(global) : "memory");
-  }
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
 }
 
 /// Waits for all copies that this lane started.
@@ -81,7 +76,7 @@ class Stage {
       : elements_(warp + mixed(lane) * 16),
         warp_(warp),
         lane_(lane),
-        state_(warp + staged_element_bytes(D) + lane * kStateLaneBytes),
+        state_(warp + staged_element_bytes(D) + lane * 16),
         units_(warp + staged_element_bytes(D) + estimates_of(M) * staged_estimate_bytes(F)),
         peers_(units_ + kUnitBytes) {}
 
@@ -93,25 +88,19 @@ class Stage {
     const std::int64_t first = item.first + lane * kLaneElements;
     fetch_elements(static_cast<const char*>(send) + first * element_bytes(D), item, lane);
     if constexpr (kHoldsState) {
-      const StateCursor<F> cursor(state, item, pass_start, lane);
-#pragma unroll
-      for (int s = 0; s < kItemSlices; ++s) {
-        fetch_estimate(state_ + s * kStatePitch, cursor.in(state.fast) + s * StateCursor<F>::kSliceBytes,
-                       cursor.load);
-        if constexpr (M == Memory::kDual) {
-          fetch_estimate(state_ + staged_estimate_bytes(F) + s * kStatePitch,
-                         cursor.in(state.slow) + s * StateCursor<F>::kSliceBytes, cursor.load);
-        }
-      }
-      const int bytes = kUnitBytes * 32 >> geometry.group_shift;
-      if (lane * 16 < bytes) {
+      const bool has_units = lane * 16 < kUnitBytes * 32 >> geometry.group_shift;
+      if (item.has_state && !pass_start) {
+        copy_estimate(0, state.fast, item.entry);
+        if constexpr (M == Memory::kDual) copy_estimate(1, state.slow, item.entry);
         const auto* units =
-            reinterpret_cast<const char*>(state.unit + (item.entry >> geometry.group_shift)) + lane * 16;
-        if (cursor.load) {
-          copy_async<16>(units_ + lane * 16, units);
-        } else {
-          *reinterpret_cast<uint4*>(units_ + lane * 16) = make_uint4(0, 0, 0, 0);
-        }
+            reinterpret_cast<const std::uint8_t*>(state.unit + (item.entry >> geometry.group_shift));
+        if (has_units) copy_async(units_ + lane * 16, units + lane * 16);
+      } else {
+        const std::uint32_t zero[4] = {};
+#pragma unroll
+        for (int at = 0; at < estimates_of(M) * kEstimateBytes; at += kCopyBytes)
+          store_words(state_ + at, zero);
+        if (has_units) store_words(units_ + lane * 16, zero);
       }
     }
   }
@@ -127,9 +116,9 @@ class Stage {
   __device__ __forceinline__ void fetch_peer(int at, int bits, const std::uint8_t* codes,
                                              const std::uint8_t* scales, int scale_bytes, int lane) const {
     std::uint8_t* to = peers_ + at + lane * 16;
-    copy_async<16>(to, codes + lane * 16);
-    if (bits == 8) copy_async<16>(to + peer_code_bytes(4), codes + peer_code_bytes(4) + lane * 16);
-    if (lane * 16 < scale_bytes) copy_async<16>(to + peer_code_bytes(bits), scales + lane * 16);
+    copy_async(to, codes + lane * 16);
+    if (bits == 8) copy_async(to + peer_code_bytes(4), codes + peer_code_bytes(4) + lane * 16);
+    if (lane * 16 < scale_bytes) copy_async(to + peer_code_bytes(bits), scales + lane * 16);
   }
 
   /// The lane's elements of slice s.
@@ -148,9 +137,10 @@ class Stage {
   __device__ __forceinline__ void state(int s, const StateCursor<F>& cursor,
                                         LaneState<M, F, 1>& state) const {
     if constexpr (kHoldsState) {
-      load_words(state_ + s * kStatePitch, state.fast[0]);
-      if constexpr (M == Memory::kDual)
-        load_words(state_ + staged_estimate_bytes(F) + s * kStatePitch, state.slow[0]);
+      const std::uint8_t* fast =
+          warp_ + staged_element_bytes(D) + (s * kWarpThreads + lane_) * kStateWords<F> * 4;
+      load_words(fast, state.fast[0]);
+      if constexpr (M == Memory::kDual) load_words(fast + kEstimateBytes, state.slow[0]);
     } else if constexpr (M != Memory::kNone) {
       load_state(cursor, state);
     }
@@ -190,15 +180,15 @@ class Stage {
   static constexpr int kVectors = kElementWords<D> / 4;
   static constexpr int kSlicePitch = kWarpThreads * 16;
   static constexpr int kVectorPitch = kItemSlices * kSlicePitch;
-  static constexpr int kStateLaneBytes = kStateWords<F> * 4;
-  static constexpr int kStatePitch = kWarpThreads * kStateLaneBytes;
+  static constexpr int kEstimateBytes = staged_estimate_bytes(F);
+  static constexpr int kCopyBytes = kWarpThreads * 16;  // of a warp at once
 
   __device__ __forceinline__ void fetch_elements(const char* own, const Item& item, int lane) const {
     if (item.full) {
 #pragma unroll
       for (int v = 0; v < kItemSlices * kVectors; ++v) {
-        copy_async<16>(elements_ + v % kVectors * kVectorPitch + v / kVectors * kSlicePitch,
-                       own + v / kVectors * kSliceElements * element_bytes(D) + v % kVectors * 16);
+        copy_async(elements_ + v % kVectors * kVectorPitch + v / kVectors * kSlicePitch,
+                   own + v / kVectors * kSliceElements * element_bytes(D) + v % kVectors * 16);
       }
       return;
     }
@@ -215,13 +205,12 @@ class Stage {
     }
   }
 
-  static __device__ __forceinline__ void fetch_estimate(std::uint8_t* shared, const char* global, bool load) {
-    if (load) {
-      copy_async<kStateLaneBytes == 8 ? 8 : 16>(shared, global);
-    } else {
-      const std::uint32_t zero[kStateWords<F>] = {};
-      store_words(shared, zero);
-    }
+  /// Copies an estimate's entries from `entry` on, 16 bytes a lane at a time whatever the format.
+  __device__ __forceinline__ void copy_estimate(int which, const void* estimate, std::int64_t entry) const {
+    const auto* from = static_cast<const std::uint8_t*>(estimate) + entry * (kStateWords<F> / 2) + lane_ * 16;
+#pragma unroll
+    for (int at = 0; at < kEstimateBytes; at += kCopyBytes)
+      copy_async(state_ + which * kEstimateBytes + at, from + at);
   }
 
   std::uint8_t* elements_;
