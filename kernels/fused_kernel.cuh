@@ -157,17 +157,45 @@ struct FusedLane {
   static __device__ __forceinline__ std::uint32_t cta_lane() { return thread_of_cta() / kFusedLaneThreads; }
   static __device__ __forceinline__ std::uint32_t lane() { return cta_lane() * gridDim.x + cta_of_rank(); }
   __device__ __forceinline__ const FusedRank& self() const { return launch.ranks[rank_of_launch()]; }
-  __device__ __forceinline__ std::uint8_t* warp_shared() const {
-    return reinterpret_cast<std::uint8_t*>(shared) + thread_of_cta() / kWarpThreads * launch.warp_bytes;
+
+  /// The chunk that this warp's phase works on: that of this turn or one of the turns before.
+  __device__ __forceinline__ std::uint32_t chunk_of(Phase phase) const {
+    const std::uint32_t turn = reload(cta.turn[thread_of_cta() / kWarpThreads]);
+    return turn - (phase == Phase::kQuantise ? 0 : phase == Phase::kReduce ? 1 : 2);
   }
-  __device__ __forceinline__ std::uint32_t first_row(std::uint32_t chunk) const {
-    return (chunk * launch.lanes + lane()) * launch.chunk_rows;
+
+  /// What an item's addresses follow from, found out anew for every item.
+  struct Here {
+    std::uint32_t thread;  // of the CTA
+    std::uint32_t lane;
+    std::uint32_t chunk;
+    std::uint32_t rank;
+
+    __device__ __forceinline__ int thread_of_warp() const { return static_cast<int>(thread % kWarpThreads); }
+    __device__ __forceinline__ std::uint32_t warp() const { return thread / kWarpThreads % kWarps; }
+  };
+  __device__ __forceinline__ Here here(Phase phase) const {
+    Here here;
+    here.thread = thread_of_cta();
+    here.lane = here.thread / kFusedLaneThreads * gridDim.x + cta_of_rank();
+    here.chunk = reload(cta.turn[here.thread / kWarpThreads]) - (phase == Phase::kQuantise ? 0
+                                                                 : phase == Phase::kReduce ? 1
+                                                                                           : 2);
+    here.rank = reload(cta.rank);
+    return here;
+  }
+  __device__ __forceinline__ std::uint8_t* warp_shared(const Here& here) const {
+    return reinterpret_cast<std::uint8_t*>(shared) + here.thread / kWarpThreads * launch.warp_bytes;
+  }
+  __device__ __forceinline__ std::uint32_t tile_of(const Here& here, std::uint32_t row,
+                                                   std::uint32_t owner) const {
+    return ((here.chunk * launch.lanes + here.lane) * launch.chunk_rows + row) * launch.rank_count + owner;
   }
   /// Where a source's tiles lie in a window.
-  __device__ __forceinline__ std::uint32_t slot(std::uint32_t chunk, Leg leg, std::uint32_t source) const {
+  __device__ __forceinline__ std::uint32_t slot(const Here& here, Leg leg, std::uint32_t source) const {
     const FusedWindow& window = launch.window;
-    return window.slots + lane() * window.lane_bytes + (leg == Leg::kSecond ? window.leg_bytes : 0) +
-           chunk % Hooks::kSlots * window.slot_bytes + source * window.source_bytes;
+    return window.slots + here.lane * window.lane_bytes + (leg == Leg::kSecond ? window.leg_bytes : 0) +
+           here.chunk % Hooks::kSlots * window.slot_bytes + source * window.source_bytes;
   }
   /// Half a tile of the message.
   __device__ __forceinline__ Item item_of(std::uint32_t tile, std::uint32_t half, bool vector) const {
@@ -181,100 +209,95 @@ struct FusedLane {
     return item;
   }
 
-  /// The chunk that this warp's phase works on: that of this turn or one of the turns before.
-  __device__ __forceinline__ std::uint32_t chunk_of(Phase phase) const {
-    const std::uint32_t turn = reload(cta.turn[thread_of_cta() / kWarpThreads]);
-    return turn - (phase == Phase::kQuantise ? 0 : phase == Phase::kReduce ? 1 : 2);
-  }
-
   /// One of the half tiles of other owners that a lane has in a chunk.
   struct Other {
     std::uint32_t row;  // within the chunk
     std::uint32_t owner;
-    std::uint32_t tile;  // of the message; launch.tiles or above: there is none
     std::uint32_t half;
   };
   __device__ __forceinline__ std::uint32_t others() const {
     return launch.chunk_rows * (launch.rank_count - 1) * kTileItems;
   }
-  __device__ __forceinline__ Other other(std::uint32_t chunk, std::uint32_t i) const {
+  __device__ __forceinline__ Other other(const Here& here, std::uint32_t i) const {
     static_assert(kFusedChunkRows == 2);
     const std::uint32_t ranks = launch.rank_count;
-    std::uint32_t step = i / kTileItems;
+    const std::uint32_t step = i / kTileItems + 1;  // every rank begins at another peer
     Other other;
-    other.row = step >= ranks - 1 ? 1 : 0;
-    if (other.row != 0) step -= ranks - 1;
-    other.owner = reload(cta.rank) + 1 + step;  // every rank begins at another peer
+    other.row = step >= ranks ? 1 : 0;
+    other.owner = here.rank + step + other.row - (other.row != 0 ? ranks : 0);
     if (other.owner >= ranks) other.owner -= ranks;
-    other.tile = (first_row(chunk) + other.row) * ranks + other.owner;
     other.half = i % kTileItems;
     return other;
   }
 
   /// Rounds one item with the sender's state, or without.
   template <Memory SM, StateFormat SF>
-  __device__ __forceinline__ void quantise_with(const Item& item, std::uint8_t* wire) const {
+  __device__ __forceinline__ void quantise_with(const Here& here, const Item& item,
+                                                std::uint8_t* wire) const {
     const FusedRank& rank = self();
-    const Stage<D, SM, SF> stage(warp_shared(), thread());
-    stage.fetch(launch.first, item, rank.send, rank.state, launch.pass_start, thread());
-    quantise_item<D, SM, SF, Four>(launch.first, item, stage, rank.state, launch.pass_start, wire, thread());
+    const int thread = here.thread_of_warp();
+    const Stage<D, SM, SF> stage(warp_shared(here), thread);
+    stage.fetch(launch.first, item, rank.send, rank.state, launch.pass_start, thread);
+    quantise_item<D, SM, SF, Four>(launch.first, item, stage, rank.state, launch.pass_start, wire, thread);
   }
 
   __device__ __forceinline__ void quantise() const {
     Hooks::at(FusedPoint::kQuantise, self().rank, lane(), chunk_of(Phase::kQuantise));
 #pragma unroll 1
     for (std::uint32_t i = warp(); i < others(); i += kWarps) {
-      const std::uint32_t chunk = chunk_of(Phase::kQuantise);
-      const Other now = other(chunk, i);
-      if (now.tile >= launch.tiles) continue;
-      const Item item = item_of(now.tile, now.half, self().send_vector);
-      std::uint8_t* wire = cta.windows[now.owner] + slot(chunk, Leg::kFirst, reload(cta.rank)) +
-                           now.row * launch.first.out.tile_bytes;
+      const Here now = here(Phase::kQuantise);
+      const Other to = other(now, i);
+      const std::uint32_t tile = tile_of(now, to.row, to.owner);
+      if (tile >= launch.tiles) continue;
+      const Item item = item_of(tile, to.half, self().send_vector);
+      std::uint8_t* wire =
+          cta.windows[to.owner] + slot(now, Leg::kFirst, now.rank) + to.row * launch.first.out.tile_bytes;
       if (M != Memory::kNone && launch.sender_state) {
-        quantise_with<M, F>(item, wire);
+        quantise_with<M, F>(now, item, wire);
       } else {
-        quantise_with<Memory::kNone, StateFormat::kFp32>(item, wire);
+        quantise_with<Memory::kNone, StateFormat::kFp32>(now, item, wire);
       }
     }
   }
 
   /// The owner's part: a half tile for every warp, at most.
   __device__ __forceinline__ void reduce() const {
-    const std::uint32_t chunk = chunk_of(Phase::kReduce);
-    Hooks::at(FusedPoint::kReduce, self().rank, lane(), chunk);
-    const std::uint32_t row = warp() / kTileItems;
-    const std::uint32_t tile = (first_row(chunk) + row) * launch.rank_count + reload(cta.rank);
+    const Here now = here(Phase::kReduce);
+    Hooks::at(FusedPoint::kReduce, now.rank, now.lane, now.chunk);
+    const std::uint32_t row = now.warp() / kTileItems;
+    const std::uint32_t tile = tile_of(now, row, now.rank);
     if (row >= static_cast<std::uint32_t>(launch.chunk_rows) || tile >= launch.tiles) return;
     const FusedRank& rank = self();
-    const Item item = item_of(tile, warp() % kTileItems, rank.send_vector && rank.recv_vector);
+    const Item item = item_of(tile, now.warp() % kTileItems, rank.send_vector && rank.recv_vector);
     const std::uint8_t* peers =
-        cta.windows[reload(cta.rank)] + slot(chunk, Leg::kFirst, 0) + row * launch.second.in.tile_bytes;
-    const PushedTile wire{cta,
-                          slot(chunk, Leg::kSecond, reload(cta.rank)) + row * launch.second.out.tile_bytes,
+        cta.windows[now.rank] + slot(now, Leg::kFirst, 0) + row * launch.second.in.tile_bytes;
+    const PushedTile wire{cta, slot(now, Leg::kSecond, now.rank) + row * launch.second.out.tile_bytes,
                           launch.rank_count};
-    const Stage<D, M, F> stage(warp_shared(), thread());
-    stage.fetch(launch.second, item, rank.send, rank.state, launch.pass_start, thread());
-    const int nonfinite =
-        reduce_item<D, M, F, Four>(launch.second, item, stage, rank.recv, reload(cta.rank), launch.rank_count,
-                                   launch.post_scale, rank.state, launch.pass_start, peers, wire, thread());
-    count_nonfinite(nonfinite, self().counters, thread());
+    const int thread = now.thread_of_warp();
+    const Stage<D, M, F> stage(warp_shared(now), thread);
+    stage.fetch(launch.second, item, rank.send, rank.state, launch.pass_start, thread);
+    const int nonfinite = reduce_item<D, M, F, Four>(
+        launch.second, item, stage, rank.recv, static_cast<int>(now.rank), launch.rank_count,
+        launch.post_scale, rank.state, launch.pass_start, peers, wire, thread);
+    count_nonfinite(nonfinite, self().counters, thread);
   }
 
   __device__ __forceinline__ void decode() const {
     Hooks::at(FusedPoint::kDecode, self().rank, lane(), chunk_of(Phase::kDecode));
 #pragma unroll 1
     for (std::uint32_t i = warp(); i < others(); i += kWarps) {
-      const std::uint32_t chunk = chunk_of(Phase::kDecode);
-      const Other now = other(chunk, i);
-      if (now.tile >= launch.tiles) continue;
+      const Here now = here(Phase::kDecode);
+      const Other from = other(now, i);
+      const std::uint32_t tile = tile_of(now, from.row, from.owner);
+      if (tile >= launch.tiles) continue;
       const FusedRank& rank = self();
-      const Item item = item_of(now.tile, now.half, rank.recv_vector);
-      const std::uint8_t* wire = cta.windows[reload(cta.rank)] + slot(chunk, Leg::kSecond, now.owner) +
-                                 now.row * launch.second.out.tile_bytes;
+      const Item item = item_of(tile, from.half, rank.recv_vector);
+      const std::uint8_t* wire = cta.windows[now.rank] + slot(now, Leg::kSecond, from.owner) +
+                                 from.row * launch.second.out.tile_bytes;
       if (Four || launch.second.out.bits == 4) {
-        decode_item<D, 4>(launch.second, item, wire, rank.recv, thread());
+        decode_item<D, 4>(launch.second, item, wire, rank.recv, now.thread_of_warp());
       } else {
-        decode_item<D, 8>(launch.second, item, wire, rank.recv, thread());
+        decode_item<D, 8>(launch.second, item, wire, rank.recv, now.thread_of_warp());
       }
     }
   }

@@ -167,7 +167,7 @@ __device__ __forceinline__ void count_nonfinite(int groups, DeviceCounters* coun
   if (counters == nullptr) return;
   const int total = __reduce_add_sync(0xFFFFFFFFu, groups);
   if (total != 0 && lane == 0)
-    atomicAdd_system(&counters->nonfinite_groups, static_cast<unsigned long long>(total));
+    atomicAdd(&counters->nonfinite_groups, static_cast<unsigned long long>(total));
 }
 
 }  // namespace echotp::device
