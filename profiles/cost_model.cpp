@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 
 namespace echotp {
 namespace {
@@ -18,6 +19,16 @@ constexpr double kOtherRanksLow = 0.70, kOtherRanksHigh = 1.40;
 constexpr double kModelFixed_ns = 30'000;  // launches of the staged transport's kernels and collectives
 constexpr double kModelPasses = 6;         // times that a message crosses device memory
 constexpr double kModelMemory_bytes_per_ns = 2000;  // 2 TB/s
+
+constexpr const char* kTransports[] = {"p2p", "staged"};
+
+bool is_transport(const std::string& name) {
+  return std::find(std::begin(kTransports), std::end(kTransports), name) != std::end(kTransports);
+}
+
+double share_of_nccl(const CostAt& at) {
+  return at.echo_us.median / at.nccl_us.median;
+}
 
 // bf16 and fp16 travel alike: either stands in for the other.
 std::array<DataType, 2> alike(DataType dtype) {
@@ -50,7 +61,7 @@ std::optional<int> CostModel::nearest_ranks(DataType dtype, int ranks) const {
   std::optional<int> best;
   const auto distance = [&](int other) { return std::abs(std::log2(other) - std::log2(ranks)); };
   for (const CostEntry& entry : costs_->entries) {
-    const bool usable = entry.transport == "staged" && entry.nccl_us && entry.echo_us && entry.ranks > 1 &&
+    const bool usable = is_transport(entry.transport) && entry.nccl_us && entry.echo_us && entry.ranks > 1 &&
                         (entry.dtype == alike(dtype)[0] || entry.dtype == alike(dtype)[1]);
     if (usable && (!best || distance(entry.ranks) < distance(*best))) best = entry.ranks;
   }
@@ -62,23 +73,40 @@ const std::optional<CostModel::Measured>& CostModel::measured(DataType dtype, in
   if (!fresh) return place->second;
   const std::optional<int> nearest = nearest_ranks(dtype, ranks);
   if (!nearest) return place->second;
-  // Closest first: same type and same compensation, then the type that travels alike, then any compensation.
+  // Transport "auto" takes the faster one.
+  for (const char* transport : kTransports) {
+    const auto at = closest(transport, dtype, *nearest, bytes);
+    if (at && (!place->second || share_of_nccl(*at) < share_of_nccl(place->second->at)))
+      place->second = Measured{*at, *nearest != ranks};
+  }
+  return place->second;
+}
+
+std::optional<CostAt> CostModel::closest(const char* transport, DataType dtype, int ranks,
+                                         std::int64_t bytes) const {
+  // What changes the time most is given up last: the mode, then the type for one that travels alike, then the
+  // format of the estimates and the codec.
   for (const bool same_mode : {true, false}) {
     for (const DataType type : alike(dtype)) {
-      for (const bool same_group : {true, false}) {
-        CostQuery query;
-        query.ranks = *nearest;
-        query.dtype = type;
-        if (same_mode) query.compensation = compensation_.mode;
-        if (same_group) query.group = codec_.group;
-        if (const auto at = cost_at(*costs_, query, bytes)) {
-          place->second = Measured{*at, *nearest != ranks};
-          return place->second;
+      for (const bool same_state : {true, false}) {
+        for (const bool same_codec : {true, false}) {
+          CostQuery query;
+          query.ranks = ranks;
+          query.transport = transport;
+          query.dtype = type;
+          if (same_mode) query.compensation = compensation_.mode;
+          if (same_state) query.state = compensation_.state;
+          if (same_codec) {
+            query.group = codec_.group;
+            query.bits = codec_.bits;
+            query.first_leg_bits = codec_.first_leg_bits;
+          }
+          if (const auto at = cost_at(*costs_, query, bytes)) return at;
         }
       }
     }
   }
-  return place->second;
+  return std::nullopt;
 }
 
 std::optional<EchoTime> CostModel::echo_time(DataType dtype, int ranks, std::int64_t bytes, double nccl_ns) {
@@ -124,6 +152,7 @@ std::optional<std::int64_t> CostModel::min_bytes(DataType dtype, int ranks) cons
   query.dtypes = {alike(dtype)[0], alike(dtype)[1]};
   query.codec = codec_;
   query.compensation = compensation_.mode;
+  query.transports.assign(std::begin(kTransports), std::end(kTransports));
   return auto_min_bytes(*costs_, query);
 }
 

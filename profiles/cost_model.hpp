@@ -42,9 +42,9 @@ class CostModel {
 
   /// Time with Echo of a call whose transfer took `nccl_ns` > 0 with NCCL. Nothing if the table has no entry
   /// that says anything of this data type. The central value is nccl_ns times the table's ratio; the interval
-  /// also spans the table's absolute times and the spread of its samples. Sizes or numbers of ranks outside
-  /// the table are kExtrapolated and widen the interval. Without a table: between what the payload alone
-  /// allows and no gain at all.
+  /// also spans the table's absolute times and the spread of its samples. Of two transports the faster one
+  /// counts. Sizes or numbers of ranks outside the table are kExtrapolated and widen the interval. Without a
+  /// table: between what the payload alone allows and no gain at all.
   std::optional<EchoTime> echo_time(DataType dtype, int ranks, std::int64_t bytes, double nccl_ns);
 
   /// Smallest size from which Echo is at least 10% faster at all larger sizes, by the table at `ranks`, or at
@@ -63,6 +63,8 @@ class CostModel {
   };
   const std::optional<Measured>& measured(DataType dtype, int ranks, std::int64_t bytes);
   std::optional<int> nearest_ranks(DataType dtype, int ranks) const;
+  /// Time by the entries of one transport that are most like the question.
+  std::optional<CostAt> closest(const char* transport, DataType dtype, int ranks, std::int64_t bytes) const;
 
   const CostTable* costs_;
   Codec codec_;

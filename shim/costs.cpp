@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <set>
 
 #include "shim/json_reader.hpp"
 
@@ -46,6 +45,8 @@ void read_codec(const JsonValue& entry, Codec& codec, JsonErrors& errors) {
   if (!value || !value->expect_object(errors)) return;
   if (const auto bits = value->get("bits"))
     codec.bits = codec.first_leg_bits = static_cast<int>(bits->integer(errors, 1, 16).value_or(4));
+  if (const auto bits = known(*value, "first_leg_bits"))
+    codec.first_leg_bits = static_cast<int>(bits->integer(errors, 1, 16).value_or(4));
   if (const auto group = value->get("group")) {
     codec.group = static_cast<int>(group->integer(errors, 1, 1 << 20).value_or(32));
   }
@@ -86,10 +87,13 @@ CostEntry read_entry(const JsonValue& value, JsonErrors& errors) {
   if (const auto transport = value.get("transport")) entry.transport = transport->string(errors).value_or("");
   read_codec(value, entry.codec, errors);
   read_compensation(value, entry.compensation, errors);
+  if (const auto background = known(value, "background"))
+    entry.background = background->string(errors).value_or("idle");
   entry.nccl_us = read_spread(value, "nccl_us", errors);
   entry.echo_us = read_spread(value, "echo_us", errors);
   if (const auto wire = known(value, "wire_bytes")) entry.wire_bytes = wire->integer(errors, 0, kMaxInteger);
   if (const auto equal = known(value, "bytes_equal")) entry.bytes_equal = equal->boolean(errors);
+  if (const auto why = known(value, "why_not")) entry.why_not = why->string(errors);
   return entry;
 }
 
@@ -210,16 +214,46 @@ CostSpread interpolate_spread(const std::vector<const CostEntry*>& entries, doub
   return spread;
 }
 
-std::int64_t threshold(const std::vector<const CostEntry*>& entries) {
-  std::map<std::int64_t, double> worst_gain;
-  for (const CostEntry* entry : entries) {
-    const double gain = entry->nccl_us->median / entry->echo_us->median;
-    const auto [at, fresh] = worst_gain.try_emplace(entry->bytes, gain);
-    if (!fresh) at->second = std::min(at->second, gain);
+/// Entries with both times that an "auto" of `query` rests on, by number of ranks: those of one transport and
+/// of the same method where there are any, else all of that transport.
+std::map<int, std::vector<const CostEntry*>> relevant(const CostTable& table, const ThresholdQuery& query,
+                                                      const std::string& transport) {
+  std::map<int, std::vector<const CostEntry*>> all, alike;
+  for (const CostEntry& entry : table.entries) {
+    if (entry.ranks < query.min_ranks || entry.ranks > query.max_ranks || entry.transport != transport)
+      continue;
+    if (!entry.nccl_us || !entry.echo_us) continue;
+    all[entry.ranks].push_back(&entry);
+    const bool dtype = query.dtypes.empty() ||
+                       std::find(query.dtypes.begin(), query.dtypes.end(), entry.dtype) != query.dtypes.end();
+    if (dtype && entry.codec == query.codec && entry.compensation.mode == query.compensation)
+      alike[entry.ranks].push_back(&entry);
   }
+  for (auto& [ranks, entries] : alike) all[ranks] = std::move(entries);
+  return all;
+}
+
+/// A value of the entries by size; where several share a size, what `keep` prefers.
+template <class Value, class Keep>
+std::map<std::int64_t, double> by_size(const std::vector<const CostEntry*>& entries, Value value, Keep keep) {
+  std::map<std::int64_t, double> out;
+  for (const CostEntry* entry : entries) {
+    const auto [at, fresh] = out.try_emplace(entry->bytes, value(*entry));
+    if (!fresh) at->second = keep(at->second, value(*entry));
+  }
+  return out;
+}
+
+double smaller(double left, double right) {
+  return std::min(left, right);
+}
+double larger(double left, double right) {
+  return std::max(left, right);
+}
+
+std::int64_t threshold(const std::map<std::int64_t, double>& gains) {
   std::int64_t from = kNeverBytes;
-  for (auto at = worst_gain.rbegin(); at != worst_gain.rend() && at->second >= kAutoMinGain; ++at)
-    from = at->first;
+  for (auto at = gains.rbegin(); at != gains.rend() && at->second >= kAutoMinGain; ++at) from = at->first;
   return from;
 }
 
@@ -244,6 +278,9 @@ std::optional<CostAt> cost_at(const CostTable& table, const CostQuery& query, st
     if (query.compensation && entry.compensation.mode != *query.compensation) continue;
     if (query.dtype && entry.dtype != *query.dtype) continue;
     if (query.group && entry.codec.group != *query.group) continue;
+    if (query.state && entry.compensation.state != *query.state) continue;
+    if (query.bits && entry.codec.bits != *query.bits) continue;
+    if (query.first_leg_bits && entry.codec.first_leg_bits != *query.first_leg_bits) continue;
     if (entry.nccl_us && entry.echo_us) entries.push_back(&entry);
   }
   if (entries.empty() || bytes <= 0) return std::nullopt;
@@ -258,25 +295,41 @@ std::optional<CostAt> cost_at(const CostTable& table, const CostQuery& query, st
 }
 
 std::optional<std::int64_t> auto_min_bytes(const CostTable& table, const ThresholdQuery& query) {
-  std::map<int, std::vector<const CostEntry*>> staged, alike;
-  for (const CostEntry& entry : table.entries) {
-    if (entry.ranks < query.min_ranks || entry.ranks > query.max_ranks || entry.transport != "staged")
-      continue;
-    if (!entry.nccl_us || !entry.echo_us) continue;
-    staged[entry.ranks].push_back(&entry);
-    const bool dtype = query.dtypes.empty() ||
-                       std::find(query.dtypes.begin(), query.dtypes.end(), entry.dtype) != query.dtypes.end();
-    if (dtype && entry.codec == query.codec && entry.compensation.mode == query.compensation) {
-      alike[entry.ranks].push_back(&entry);
+  std::map<int, std::map<std::int64_t, double>> gains;  // by ranks and size
+  const auto gain = [](const CostEntry& entry) { return entry.nccl_us->median / entry.echo_us->median; };
+  for (const std::string& transport : query.transports) {
+    for (const auto& [ranks, entries] : relevant(table, query, transport)) {
+      for (const auto& [bytes, worst] : by_size(entries, gain, smaller)) {
+        const auto [at, fresh] = gains[ranks].try_emplace(bytes, worst);
+        if (!fresh) at->second = std::max(at->second, worst);
+      }
     }
   }
-  if (staged.empty()) return std::nullopt;
+  if (gains.empty()) return std::nullopt;
   std::int64_t largest = 0;
-  for (const auto& [ranks, entries] : staged) {
-    const auto close = alike.find(ranks);
-    largest = std::max(largest, threshold(close != alike.end() ? close->second : entries));
-  }
+  for (const auto& [ranks, by_bytes] : gains) largest = std::max(largest, threshold(by_bytes));
   return largest;
+}
+
+std::vector<TransportStep> transport_steps(const CostTable& table, const ThresholdQuery& query) {
+  std::vector<TransportStep> steps;
+  const auto time = [](const CostEntry& entry) { return entry.echo_us->median; };
+  const auto p2p = relevant(table, query, transport_name(TransportChoice::kP2p));
+  for (const auto& [ranks, entries] : relevant(table, query, transport_name(TransportChoice::kStaged))) {
+    const auto direct = p2p.find(ranks);
+    if (direct == p2p.end()) continue;
+    const auto direct_us = by_size(direct->second, time, larger);
+    std::optional<TransportChoice> last;
+    for (const auto& [bytes, staged_us] : by_size(entries, time, larger)) {
+      const auto same = direct_us.find(bytes);
+      if (same == direct_us.end()) continue;
+      const auto faster = same->second <= staged_us ? TransportChoice::kP2p : TransportChoice::kStaged;
+      // The first step holds for what is smaller than anything measured, too.
+      if (last != faster) steps.push_back({ranks, last ? bytes : 0, faster});
+      last = faster;
+    }
+  }
+  return steps;
 }
 
 }  // namespace echotp

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/types.hpp"
+#include "shim/policy.hpp"
 #include "shim/result.hpp"
 
 namespace echotp {
@@ -23,7 +24,7 @@ struct CostSpread {
   std::optional<std::int64_t> samples = {};
 };
 
-/// One message size on one number of ranks.
+/// One message size on one number of ranks, by one candidate: transport, codec and compensation.
 struct CostEntry {
   int ranks = 2;
   DataType dtype = DataType::kBf16;
@@ -31,10 +32,12 @@ struct CostEntry {
   std::string transport = "staged";
   Codec codec = {};
   Compensation compensation;
+  std::string background = "idle";  // what else used the link
   std::optional<CostSpread> nccl_us;
   std::optional<CostSpread> echo_us;
   std::optional<std::int64_t> wire_bytes;
-  std::optional<bool> bytes_equal;  // all ranks held the same bytes
+  std::optional<bool> bytes_equal;     // all ranks held the same bytes
+  std::optional<std::string> why_not;  // there is no time for Echo: the reason
 };
 
 /// Where the table was measured. Unknown is unset.
@@ -59,6 +62,8 @@ struct CostQuery {
   std::optional<CompensationMode> compensation = {};
   std::optional<DataType> dtype = {};
   std::optional<int> group = {};  // of the codec
+  std::optional<StateFormat> state = {};
+  std::optional<int> bits = {}, first_leg_bits = {};  // of the codec
 };
 
 /// Time at one message size, in microseconds.
@@ -73,13 +78,14 @@ struct CostAt {
 /// slope (0 to 1) goes on. Nothing if the table has no entry with both times for this question.
 std::optional<CostAt> cost_at(const CostTable& table, const CostQuery& query, std::int64_t bytes);
 
-/// What a threshold "auto" is resolved for.
+/// What a threshold or a transport "auto" is resolved for.
 struct ThresholdQuery {
   int min_ranks = 2;
   int max_ranks = 64;
   std::vector<DataType> dtypes = {};  // empty: any
   Codec codec = {};
   CompensationMode compensation = CompensationMode::kBoth;
+  std::vector<std::string> transports = {"staged"};  // the fastest of these at a size counts
 };
 
 /// Echo must be this much faster before "auto" compresses: NCCL's time over Echo's.
@@ -91,8 +97,13 @@ inline constexpr std::int64_t kNeverBytes = INT64_MAX;
 /// The smallest measured size from which Echo's gain is kAutoMinGain or more at that and every larger
 /// measured size; over several rank counts the largest of their thresholds. kNeverBytes if one of them shows
 /// no such size. Entries of the same data type, codec and compensation mode are used where there are any,
-/// else all; where several share a size the worst counts. Nothing if the table has no staged entry within the
-/// ranks.
+/// else all of that transport; where several share a size the worst counts. Nothing if the table has no entry
+/// of these transports within the ranks.
 std::optional<std::int64_t> auto_min_bytes(const CostTable& table, const ThresholdQuery& query);
+
+/// Which transport is the faster one from which size on, by number of ranks: compared at every size that the
+/// table has of both, among the entries that auto_min_bytes would use. Ranks without such a size have no
+/// step. Comparisons of numbers as they stand in the file alone: every host finds the same.
+std::vector<TransportStep> transport_steps(const CostTable& table, const ThresholdQuery& query);
 
 }  // namespace echotp

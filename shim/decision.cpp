@@ -114,7 +114,8 @@ Decision decide(const Policy& policy, const AgreedFacts& agreed, const RawCall& 
                         .op = *op,
                         .ranks = agreed.ranks,
                         .communicator_name = agreed.communicator_name,
-                        .capturing = call.capturing};
+                        .capturing = call.capturing,
+                        .p2p = agreed.p2p};
   const int rule = match_policy(policy, facts);
   if (rule < 0) return forward(why_no_rule(policy, facts));
   decision.reason = Reason::kCompressed;

@@ -52,6 +52,7 @@ struct AgreedFacts {
   Reason off =
       Reason::kCompressed;  // anything else: forward everything on this communicator, for that reason
   std::string_view communicator_name = {};  // from ncclConfig_t; empty if unknown
+  bool p2p = false;  // all ranks can reach each other's memory: the policy's p2p thresholds hold
 };
 
 struct Decision {

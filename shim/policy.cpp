@@ -24,6 +24,10 @@ std::string listed(const std::vector<T>& list, Name name) {
   return out;
 }
 
+std::int64_t min_bytes_of(const PolicyMatch& match, const CallFacts& facts) noexcept {
+  return facts.p2p ? match.p2p_min_bytes.value_or(match.min_bytes) : match.min_bytes;
+}
+
 std::string why_not(const PolicyMatch& match, const CallFacts& facts, unsigned unmet) {
   std::string out;
   const auto add = [&](unsigned bit, const std::string& text) {
@@ -34,10 +38,11 @@ std::string why_not(const PolicyMatch& match, const CallFacts& facts, unsigned u
                        listed(match.dtypes, data_type_name));
   add(kUnmetOp,
       std::string("op ") + reduce_op_name(facts.op) + " is not among " + listed(match.ops, reduce_op_name));
-  add(kUnmetMinBytes, match.min_bytes == std::numeric_limits<std::int64_t>::max()
-                          ? "min_bytes \"auto\" is never reached: the cost table shows no gain at any size"
-                          : bytes + " is below min_bytes " + std::to_string(match.min_bytes) +
-                                (match.min_bytes_auto ? " (auto)" : ""));
+  const std::int64_t least = min_bytes_of(match, facts);
+  add(kUnmetMinBytes,
+      least == std::numeric_limits<std::int64_t>::max()
+          ? "min_bytes \"auto\" is never reached: the cost table shows no gain at any size"
+          : bytes + " is below min_bytes " + std::to_string(least) + (match.min_bytes_auto ? " (auto)" : ""));
   add(kUnmetMaxBytes, bytes + " is above max_bytes " + std::to_string(match.max_bytes.value_or(0)));
   add(kUnmetRanks, std::to_string(facts.ranks) + (facts.ranks == 1 ? " rank" : " ranks") + " is not within " +
                        std::to_string(match.min_ranks) + " to " + std::to_string(match.max_ranks));
@@ -93,8 +98,8 @@ unsigned unmet_conditions(const PolicyRule& rule, const CallFacts& facts) noexce
   if (!any_or_listed(match.dtypes, facts.dtype)) unmet |= kUnmetDtype;
   if (!any_or_listed(match.ops, facts.op)) unmet |= kUnmetOp;
   // A threshold of "never" must stay out of reach of a saturated size too.
-  if (bytes < match.min_bytes || match.min_bytes == std::numeric_limits<std::int64_t>::max())
-    unmet |= kUnmetMinBytes;
+  const std::int64_t least = min_bytes_of(match, facts);
+  if (bytes < least || least == std::numeric_limits<std::int64_t>::max()) unmet |= kUnmetMinBytes;
   if (match.max_bytes && bytes > *match.max_bytes) unmet |= kUnmetMaxBytes;
   if (facts.ranks < match.min_ranks || facts.ranks > match.max_ranks) unmet |= kUnmetRanks;
   if (!match.communicator_name.empty() && !glob_matches(match.communicator_name, facts.communicator_name)) {
@@ -102,6 +107,14 @@ unsigned unmet_conditions(const PolicyRule& rule, const CallFacts& facts) noexce
   }
   if (facts.capturing && !match.in_capture) unmet |= kUnmetCapture;
   return unmet;
+}
+
+TransportChoice transport_of(const PolicyRule& rule, int ranks, std::int64_t bytes) noexcept {
+  if (rule.transport != TransportChoice::kAuto) return rule.transport;
+  auto chosen = TransportChoice::kP2p;
+  for (const TransportStep& step : rule.transport_steps)
+    if (step.ranks == ranks && step.from_bytes <= bytes) chosen = step.transport;
+  return chosen;
 }
 
 Codec codec_of(const PolicyRule& rule, bool last_call) noexcept {
@@ -179,7 +192,15 @@ const char* state_format_name(StateFormat state) noexcept {
 }
 
 const char* transport_name(TransportChoice transport) noexcept {
-  return transport == TransportChoice::kAuto ? "auto" : "staged";
+  switch (transport) {
+    case TransportChoice::kAuto:
+      return "auto";
+    case TransportChoice::kStaged:
+      return "staged";
+    case TransportChoice::kP2p:
+      return "p2p";
+  }
+  return "?";
 }
 
 const char* direction_name(DirectionSource direction) noexcept {

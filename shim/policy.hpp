@@ -16,7 +16,16 @@ namespace echotp {
 /// Reduction operators that a rule can name. Anything else is never compressed.
 enum class ReduceOp : std::uint8_t { kSum, kAvg };
 
-enum class TransportChoice : std::uint8_t { kAuto, kStaged };
+/// kAuto: the faster one by the cost table, without one p2p where the ranks agreed on it.
+enum class TransportChoice : std::uint8_t { kAuto, kStaged, kP2p };
+
+/// On `ranks` ranks, from `from_bytes` on, until the next step of the same ranks.
+struct TransportStep {
+  int ranks = 2;
+  std::int64_t from_bytes = 0;
+  TransportChoice transport = TransportChoice::kP2p;
+  bool operator==(const TransportStep&) const = default;
+};
 
 /// How forward and backward passes are told apart: by the issuing thread, or not at all.
 enum class DirectionSource : std::uint8_t { kThread, kNone };
@@ -36,6 +45,7 @@ struct PolicyMatch {
   std::vector<ReduceOp> ops;     // default sum
   std::int64_t min_bytes = 0;    // resolved: "auto" was replaced from the cost table when the policy was read
   bool min_bytes_auto = false;   // the document said "auto"
+  std::optional<std::int64_t> p2p_min_bytes;  // "auto" by the cost table, where the ranks agreed on p2p
   std::optional<std::int64_t> max_bytes;
   int min_ranks = 2;
   int max_ranks = 64;
@@ -47,6 +57,7 @@ struct PolicyRule {
   PolicyMatch match;
   Codec codec;
   TransportChoice transport = TransportChoice::kAuto;
+  std::vector<TransportStep> transport_steps;  // of kAuto, from the cost table; by ranks, then size
   Compensation compensation;
   PassRule pass;
   std::optional<std::int64_t>
@@ -68,7 +79,12 @@ struct CallFacts {
   int ranks = 1;
   std::string_view communicator_name = {};
   bool capturing = false;
+  bool p2p = false;  // the ranks agreed that they can reach each other's memory
 };
+
+/// Which transport a call of `bytes` takes where the ranks agreed on p2p: never kAuto. Pure, and equal on all
+/// ranks, because all of it is part of the policy's hash.
+TransportChoice transport_of(const PolicyRule& rule, int ranks, std::int64_t bytes) noexcept;
 
 /// How a call of this rule travels; `last_call`: it is the last of its pass.
 Codec codec_of(const PolicyRule& rule, bool last_call) noexcept;

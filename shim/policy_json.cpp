@@ -266,23 +266,33 @@ void resolve_auto(const JsonValue& rules, const std::optional<CostTable>& table,
   for (std::size_t i = 0; i < policy.rules.size(); ++i) {
     PolicyRule& rule = policy.rules[i];
     PolicyMatch& match = rule.match;
+    ThresholdQuery query{.min_ranks = match.min_ranks,
+                         .max_ranks = match.max_ranks,
+                         .dtypes = match.dtypes,
+                         .codec = rule.codec,
+                         .compensation = rule.compensation.mode};
+    if (table && rule.transport == TransportChoice::kAuto)
+      rule.transport_steps = transport_steps(*table, query);
     if (!match.min_bytes_auto) continue;
     if (!table) {
       match.min_bytes = kAutoMinBytesWithoutCosts;
       continue;
     }
-    const auto bytes = auto_min_bytes(*table, {.min_ranks = match.min_ranks,
-                                               .max_ranks = match.max_ranks,
-                                               .dtypes = match.dtypes,
-                                               .codec = rule.codec,
-                                               .compensation = rule.compensation.mode});
-    if (bytes) {
-      match.min_bytes = *bytes;
+    const auto bytes = auto_min_bytes(*table, query);
+    if (rule.transport != TransportChoice::kStaged) {
+      query.transports = {transport_name(TransportChoice::kP2p)};
+      if (rule.transport == TransportChoice::kAuto && auto_min_bytes(*table, query))
+        query.transports.push_back(transport_name(TransportChoice::kStaged));
+      match.p2p_min_bytes = auto_min_bytes(*table, query);
+    }
+    if (bytes || match.p2p_min_bytes) {
+      // Measured with p2p alone: nothing says that the staged transport gains anything.
+      match.min_bytes = bytes.value_or(kNeverBytes);
     } else {
       rules.at(i)
           .get("match")
           ->get("min_bytes")
-          ->complain(errors, "is \"auto\", but the cost table has no staged measurement for " +
+          ->complain(errors, "is \"auto\", but the cost table has no measurement of Echo for " +
                                  std::to_string(match.min_ranks) + " to " + std::to_string(match.max_ranks) +
                                  " ranks; expected bytes, or a table that has them");
     }

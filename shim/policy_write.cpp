@@ -38,6 +38,7 @@ Json write_match(const PolicyMatch& match, bool resolved) {
   } else {
     out["min_bytes"] = match.min_bytes;
   }
+  if (match.p2p_min_bytes && resolved) out["p2p_min_bytes"] = *match.p2p_min_bytes;
   if (match.max_bytes) out["max_bytes"] = *match.max_bytes;
   out["ranks"] = {match.min_ranks, match.max_ranks};
   if (!match.communicator_name.empty()) out["communicator"]["name"] = match.communicator_name;
@@ -82,6 +83,10 @@ Json write_policy(const Policy& policy, bool resolved) {
     if (rule.codec.first_leg_bits != rule.codec.bits)
       item["codec"]["first_leg_bits"] = rule.codec.first_leg_bits;
     item["transport"] = transport_name(rule.transport);
+    if (resolved) {
+      for (const TransportStep& step : rule.transport_steps)
+        item["transport_steps"].push_back({step.ranks, step.from_bytes, transport_name(step.transport)});
+    }
     item["compensation"] = write_compensation(rule.compensation);
     item["pass"] = write_pass(rule.pass);
     if (rule.max_state_bytes) item["max_state_bytes"] = *rule.max_state_bytes;

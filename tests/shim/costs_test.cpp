@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <random>
+#include <tuple>
 
 #include "shim/costs.hpp"
 
@@ -225,4 +226,77 @@ TEST_CASE(
   CHECK(auto_min_bytes(table, {.dtypes = {DataType::kFp32}}) == 2000);
   table.entries = {entry(2, 1000, 20, 10), entry(2, 1000, 10, 10)};  // the worst of one size counts
   CHECK(auto_min_bytes(table, {}) == kNeverBytes);
+}
+
+TEST_CASE("costs: a candidate is its transport, codec and compensation") {
+  auto table = parse_costs(
+      R"({"schema":"echo-tp/costs/1","settings":{"graph":true},"entries":[
+      {"ranks":2,"bytes":10,"transport":"p2p","codec":{"bits":4,"group":32,"first_leg_bits":8},"background":"copy",
+       "compensation":{"mode":"none"},"echo_us":null,"why_not":"rank 1 said no"},
+      {"ranks":2,"bytes":10,"codec":{"bits":8,"group":32}}]})",
+      "c.json");
+  REQUIRE_MESSAGE(table, (table ? "" : table.error().text()));
+  CHECK(table->entries[0].codec == Codec{.bits = 4, .group = 32, .first_leg_bits = 8});
+  CHECK(table->entries[0].background == "copy");
+  CHECK(table->entries[0].why_not == "rank 1 said no");
+  // Tables of before: one width for both ways, an idle link.
+  CHECK(table->entries[1].codec == Codec{.bits = 8, .group = 32, .first_leg_bits = 8});
+  CHECK(table->entries[1].background == "idle");
+  CHECK(!table->entries[1].why_not);
+  CHECK(
+      refused(R"({"ranks":2,"bytes":1,"codec":{"first_leg_bits":0}})").find("/codec/first_leg_bits: is 0") !=
+      std::string::npos);
+
+  table->entries = {entry(2, 1000, 10, 1), entry(2, 1000, 10, 2), entry(2, 1000, 10, 3)};
+  table->entries[1].compensation.state = StateFormat::kFp32;
+  table->entries[2].codec.first_leg_bits = 8;
+  const auto echo = [&](const CostQuery& query) { return cost_at(*table, query, 1000)->echo_us.median; };
+  CHECK(echo({.state = StateFormat::kFp32}) == doctest::Approx(2));
+  CHECK(echo({.first_leg_bits = 8}) == doctest::Approx(3));
+  CHECK(echo({.state = StateFormat::kInt8, .first_leg_bits = 4}) == doctest::Approx(1));
+}
+
+TEST_CASE("costs: the faster transport, by number of ranks, from every size on that both were measured at") {
+  CostTable table;
+  const auto add = [&](const char* transport, int ranks, std::int64_t bytes, double echo_us) {
+    table.entries.push_back(entry(ranks, bytes, 100, echo_us));
+    table.entries.back().transport = transport;
+  };
+  for (const auto& [bytes, staged, p2p] :
+       {std::tuple{1000, 50.0, 20.0}, std::tuple{2000, 60.0, 60.0}, std::tuple{4000, 70.0, 71.0},
+        std::tuple{8000, 80.0, 99.0}, std::tuple{16000, 90.0, 89.0}}) {
+    add("staged", 2, bytes, staged);
+    add("p2p", 2, bytes, p2p);
+  }
+  add("staged", 4, 1000, 10);
+  add("staged", 4, 2000, 10);
+  add("p2p", 4, 2000, 20);
+  add("staged", 8, 1000, 10);
+  using enum TransportChoice;
+  const std::vector<TransportStep> steps = transport_steps(table, {});
+  CHECK(steps ==
+        std::vector<TransportStep>{{2, 0, kP2p}, {2, 4000, kStaged}, {2, 16000, kP2p}, {4, 0, kStaged}});
+
+  PolicyRule rule;
+  rule.transport_steps = steps;
+  CHECK(transport_of(rule, 2, 3999) == kP2p);
+  CHECK(transport_of(rule, 2, 4000) == kStaged);
+  CHECK(transport_of(rule, 2, 20000) == kP2p);
+  CHECK(transport_of(rule, 4, 1) == kStaged);
+  CHECK(transport_of(rule, 8, 1) == kP2p);  // measured with one transport alone: p2p where it works
+  rule.transport = kStaged;
+  CHECK(transport_of(rule, 2, 1) == kStaged);
+  rule.transport = kP2p;
+  CHECK(transport_of(rule, 2, 4000) == kP2p);
+}
+
+TEST_CASE("costs: the threshold of several transports is that of the faster one at every size") {
+  CostTable table;
+  table.entries = {entry(2, 1000, 10, 10), entry(2, 2000, 20, 10), entry(2, 1000, 10, 5),
+                   entry(2, 2000, 10, 20)};
+  table.entries[2].transport = table.entries[3].transport = "p2p";
+  CHECK(auto_min_bytes(table, {}) == 2000);
+  CHECK(auto_min_bytes(table, {.transports = {"p2p"}}) == kNeverBytes);
+  CHECK(auto_min_bytes(table, {.transports = {"staged", "p2p"}}) == 1000);
+  CHECK(!auto_min_bytes(table, {.transports = {"other"}}));
 }

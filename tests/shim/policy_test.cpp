@@ -405,7 +405,7 @@ TEST_CASE(
   auto none = read_policy(dir.path("p.json"));
   REQUIRE(!none);
   CHECK(none.error().text().find(
-            "/rules/0/match/min_bytes: is \"auto\", but the cost table has no staged measurement "
+            "/rules/0/match/min_bytes: is \"auto\", but the cost table has no measurement of Echo "
             "for 2 to 4 ranks") != std::string::npos);
   dir.write("tables/c.json", "{");
   const auto errors = check_policy(dir.path("p.json"));
@@ -515,4 +515,46 @@ TEST_CASE("policy: the widest code of any rule, leg or last call decides the tra
   policy.rules[1].codec.first_leg_bits = 4;
   policy.rules[0].pass.last_call_bits = 8;
   CHECK(widest_bits(policy) == 8);
+}
+
+TEST_CASE("policy: a cost table that knows both transports settles both thresholds and the choice by size") {
+  TempDir dir;
+  dir.write("p.json",
+            R"({"schema":"echo-tp/policy/1","costs":"c.json","rules":[{"match":{"min_bytes":"auto"}}]})");
+  const auto p2p = [](std::string entry) {
+    return entry.insert(entry.find('{') + 1, R"("transport":"p2p",)");
+  };
+  const auto read = [&](const std::string& entries) {
+    dir.write("c.json", cost_table(entries));
+    auto policy = read_policy(dir.path("p.json"));
+    REQUIRE_MESSAGE(policy, (policy ? "" : policy.error().text()));
+    return *std::move(policy);
+  };
+  const std::string staged = cost_entry(2, 1000, 10, 10) + "," + cost_entry(2, 2000, 20, 10);
+  const Policy both =
+      read(staged + "," + p2p(cost_entry(2, 1000, 10, 5)) + "," + p2p(cost_entry(2, 2000, 20, 12)));
+  const PolicyRule& rule = both.rules[0];
+  CHECK(rule.match.min_bytes == 2000);
+  CHECK(rule.match.p2p_min_bytes == 1000);
+  CHECK(transport_of(rule, 2, 1999) == TransportChoice::kP2p);
+  CHECK(transport_of(rule, 2, 2000) == TransportChoice::kStaged);
+  // The smaller threshold holds only where the ranks agreed on p2p.
+  CallFacts facts{.count = 500, .ranks = 2};
+  CHECK(unmet_conditions(rule, facts) == kUnmetMinBytes);
+  facts.p2p = true;
+  CHECK(unmet_conditions(rule, facts) == 0);
+  facts.count = 499;
+  CHECK(unmet_conditions(rule, facts) == kUnmetMinBytes);
+  CHECK(explain(both, facts).find("998 bytes is below min_bytes 1000 (auto)") != std::string::npos);
+  // Ranks with another choice by size, or another threshold, have another hash.
+  const Policy slower =
+      read(staged + "," + p2p(cost_entry(2, 1000, 10, 5)) + "," + p2p(cost_entry(2, 2000, 20, 9)));
+  CHECK(transport_of(slower.rules[0], 2, 2000) == TransportChoice::kP2p);
+  CHECK(slower.hash != both.hash);
+  CHECK(read(staged).hash != both.hash);
+  CHECK(!read(staged).rules[0].match.p2p_min_bytes);
+  // Measured with p2p alone: without it, nothing says that Echo gains.
+  const Policy direct = read(p2p(cost_entry(2, 1000, 10, 5)));
+  CHECK(direct.rules[0].match.p2p_min_bytes == 1000);
+  CHECK(direct.rules[0].match.min_bytes == INT64_MAX);
 }
