@@ -72,6 +72,7 @@ Installation find_installation() {
   out.engine = (libraries / "libecho-tp-engine.so").string();
   out.recorder = (libraries / "libecho-tp-recorder.so").string();
   out.bench_worker = (libraries / "echo-tp-bench-worker").string();
+  out.bench_loopback = (libraries / "echo-tp-bench-loopback").string();
   out.share = (prefix / "share" / "echo-tp").string();
 #ifdef ECHO_TP_SOURCE_SHARE
   // Only the build tree has no share of its own.

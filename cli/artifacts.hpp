@@ -16,6 +16,7 @@ struct Installation {
   std::string engine;    // libecho-tp-engine.so
   std::string recorder;  // libecho-tp-recorder.so
   std::string bench_worker;
+  std::string bench_loopback;
   std::string share;  // folder with policies, costs, launch-ranks.sh
 };
 Installation find_installation();

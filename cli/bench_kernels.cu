@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of the bench worker. None of them is inside a measured interval.
+// Kernels of the bench programs. None but the copy is inside a measured interval.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -57,6 +57,18 @@ __global__ void fill_normal_kernel(T* out, std::int64_t count, std::uint64_t see
   }
 }
 
+__global__ void __launch_bounds__(kThreads) copy_kernel(uint4* to, const uint4* from, std::int64_t vectors) {
+  constexpr int kVectors = 4;  // of a thread, all in flight together
+  const std::int64_t base = blockIdx.x * static_cast<std::int64_t>(kVectors * kThreads) + threadIdx.x;
+  uint4 values[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i)
+    if (base + i * kThreads < vectors) values[i] = from[base + i * kThreads];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i)
+    if (base + i * kThreads < vectors) to[base + i * kThreads] = values[i];
+}
+
 __global__ void hash_kernel(const std::uint16_t* words, std::int64_t count, unsigned long long* hash) {
   unsigned long long sum = 0;  // of mixed words: the order of the threads does not matter
   for (std::int64_t i = thread_index(); i < count; i += thread_count())
@@ -112,6 +124,13 @@ cudaError_t bench_fill_normal(void* out, std::int64_t count, DataType dtype, std
   with_type(dtype, [&]<class T>(T*) {
     fill_normal_kernel<<<blocks_for(count), kThreads, 0, stream>>>(static_cast<T*>(out), count, seed);
   });
+  return cudaGetLastError();
+}
+
+cudaError_t bench_copy(void* to, const void* from, std::int64_t bytes, cudaStream_t stream) {
+  const std::int64_t vectors = bytes / 16, per_block = 4 * kThreads;
+  copy_kernel<<<static_cast<unsigned>((vectors + per_block - 1) / per_block), kThreads, 0, stream>>>(
+      static_cast<uint4*>(to), static_cast<const uint4*>(from), vectors);
   return cudaGetLastError();
 }
 

@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // echo-tp bench: starts one bench worker a rank under the shim and shows the cost table that rank 0 writes.
+#include "cli/cmd_bench.hpp"
+
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "cli/args.hpp"
 #include "cli/artifacts.hpp"
+#include "cli/bench_confirm.hpp"
 #include "cli/bench_options.hpp"
 #include "cli/doctor_probe.hpp"
 #include "cli/launch.hpp"
 #include "cli/report_text.hpp"
 #include "cli/shim_run.hpp"
 #include "cli/text.hpp"
-#include "echo_tp_version.h"
 #include "shim/costs.hpp"
 #include "shim/policy_json.hpp"
 #include "shim/text_file.hpp"
@@ -24,106 +22,46 @@
 namespace echotp {
 namespace {
 
+constexpr const char* kDefaultSizes = "8KiB,32KiB,128KiB,512KiB,2MiB,8MiB,32MiB,128MiB,512MiB,1GiB";
+
 constexpr const char* kHelp = R"(usage: echo-tp bench [OPTIONS]
 
-Times NCCL's all-reduce against Echo's by message size, in turns and on the same data, and writes the cost table that echo-tp
-estimate reads. Starts the ranks itself; with fewer GPUs than ranks they share them. Started once a rank by a launcher
-(RANK and WORLD_SIZE are set), it is that rank.
+Times NCCL's all-reduce against Echo's by message size, in turns and on the same data, checks the bytes, and writes the cost
+table that echo-tp estimate and policies read. Starts the ranks itself; with fewer GPUs than ranks they share them. Started
+once a rank by a launcher (RANK and WORLD_SIZE are set), it is that rank. With --loopback it needs neither ranks nor NCCL.
 
 Options:
-      --ranks N             (default: the GPUs of this machine, at least 2)
-      --sizes LIST          message sizes, with KiB, MiB or GiB (default 64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB)
-      --dtype TYPE          bf16 (default), fp16 or fp32
-      --iterations N        pairs of calls a size, at most (default 50)
-      --warmup N            pairs before them (default 5)
-      --compensation KIND   dual (default): both estimates; ef: plain error feedback; none
-      --group N             elements that share a scale: 32 (default), 64 or 128
-      --check               compare the ranks' results bit by bit after every call
-  -o, --output FILE         the cost table (default: echo-tp-costs-<UTC time>.json here)
-      --force               overwrite files
-      --json[=FILE]         the table as a document, on standard output or in FILE
-  -q, --quiet               results and errors only
-      --color WHEN          auto, always or never
-  -h, --help                this text
+      --ranks N              (default: the GPUs of this machine, at least 2)
+      --sizes LIST           message sizes, with KiB, MiB or GiB (default 8KiB to 1GiB in steps of 4)
+      --dtype TYPE           bf16 (default), fp16 or fp32
+      --transports LIST      staged (default), p2p; p2p where the ranks agree on it
+      --modes LIST           compensation: both, owner, ef, none (default both,none)
+      --states LIST          format of the error estimates: int8 (default), fp16, fp32
+      --first-leg-bits LIST  bits of a code on the way to its owner: 4 (default), 8
+      --group N              elements that share a scale: 32 (default), 64 or 128
+      --iterations N         calls of each candidate at a size, at most (default 50)
+      --warmup N             calls before them (default 5)
+      --graph                time replays of CUDA graphs, as for small messages in a decoder
+      --background KIND      what else uses the link: idle (default), copy or collective
+      --check                compare the ranks' results bit by bit after every call
+      --loopback N           instead: all of 2 to 8 ranks in one launch on one GPU, without a link (default sizes
+                             64MiB,256MiB,1GiB), against the time that the memory needs at least
+  -o, --output FILE          the cost table (default: echo-tp-costs-<UTC time>.json here; with --loopback
+                             echo-tp-loopback-<UTC time>.json)
+      --force                overwrite files
+      --json[=FILE]          the table as a document, on standard output or in FILE
+  -q, --quiet                results and errors only
+      --color WHEN           auto, always or never
+  -h, --help                 this text
 
 Examples:
   echo-tp bench --ranks 2 -o costs.json
-  echo-tp bench --ranks 4 --sizes 64MiB,256MiB --compensation none
+  echo-tp bench --ranks 4 --sizes 64MiB,256MiB --modes none,owner,both --states int8,fp16
+  echo-tp bench --loopback 2
 
-Exit codes: 0; 1 ranks held different results; 2 bad usage; 3 no GPU, or nothing could be measured.
+Exit codes: 0; 1 wrong bytes: not the reference's, or not the same on all ranks; 2 bad usage; 3 no GPU, or nothing could be
+measured.
 )";
-
-struct Options {
-  std::optional<std::int64_t> ranks, iterations, warmup;
-  std::optional<std::string> sizes, dtype, compensation, group, output;
-  bool check = false, force = false;
-  JsonTarget json;
-};
-
-Policy policy_of(const Options& options) {
-  PolicyRule rule;
-  rule.match.dtypes = {DataType::kBf16, DataType::kFp16, DataType::kFp32};
-  rule.match.ops = {ReduceOp::kSum};
-  rule.codec.group = std::atoi(options.group.value_or("32").c_str());
-  rule.transport = TransportChoice::kStaged;
-  const std::string kind = options.compensation.value_or("dual");
-  if (kind == "none") rule.compensation.mode = CompensationMode::kNone;
-  if (kind == "ef") {
-    rule.compensation.a = 1;
-    rule.compensation.b = 0;
-  }
-  rule.pass.direction = DirectionSource::kNone;
-  Policy policy;
-  policy.rules = {rule};
-  return policy;
-}
-
-// What the worker writes into every entry.
-std::string label_of(const PolicyRule& rule) {
-  const Compensation& c = rule.compensation;
-  const auto rounded = [](float value) { return std::round(static_cast<double>(value) * 1e6) / 1e6; };
-  nlohmann::ordered_json out;
-  out["transport"] = "staged";
-  out["codec"] = {{"bits", rule.codec.bits}, {"group", rule.codec.group}};
-  out["compensation"] = {{"mode", compensation_mode_name(c.mode)},
-                         {"a", rounded(c.a)},
-                         {"bf", rounded(c.bf)},
-                         {"b", rounded(c.b)},
-                         {"bs", rounded(c.bs)},
-                         {"state", state_format_name(c.state)}};
-  return out.dump();
-}
-
-std::vector<std::string> worker_command(const Options& options, const Installation& installation,
-                                        const Policy& policy, const std::string& output) {
-  std::vector<std::string> out = {installation.bench_worker,
-                                  "--sizes",
-                                  options.sizes.value_or("64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"),
-                                  "--dtype",
-                                  options.dtype.value_or("bf16"),
-                                  "--output",
-                                  output,
-                                  "--label",
-                                  label_of(policy.rules.front())};
-  if (options.iterations) out.insert(out.end(), {"--iterations", std::to_string(*options.iterations)});
-  if (options.warmup) out.insert(out.end(), {"--warmup", std::to_string(*options.warmup)});
-  if (options.check) out.push_back("--check");
-  return out;
-}
-
-// The command that a person would type again, in place of the worker's.
-Result<std::string> finished_document(const std::string& path, const std::vector<std::string>& command) {
-  auto text = read_text_file(path, 64u << 20);
-  if (!text) return text.error();
-  auto document = nlohmann::ordered_json::parse(*text, nullptr, false);
-  if (!document.is_object()) return Error{ErrorCode::kSystem, "the bench worker wrote no JSON object", path};
-  if (!document.contains("generator") || document["generator"].is_null())
-    document["generator"] = {{"name", "echo-tp"}, {"version", ECHO_TP_VERSION}};
-  std::vector<std::string> shown = command;
-  shown.front() = "echo-tp";
-  document["command"] = shown;
-  return document.dump(2) + "\n";
-}
 
 bool is_rank() {
   return std::getenv("RANK") != nullptr && std::getenv("WORLD_SIZE") != nullptr;
@@ -132,35 +70,53 @@ bool is_first_rank() {
   return std::string(std::getenv("RANK")) == "0";
 }
 
-int run(Session& session) {
-  Options options;
-  OptionSet set(kBenchCommand);
-  set.integer("--ranks", options.ranks, 2, 64);
-  set.text("--sizes", options.sizes);
-  set.choice("--dtype", options.dtype, {"bf16", "fp16", "fp32"});
-  set.integer("--iterations", options.iterations, 1, 100'000);
-  set.integer("--warmup", options.warmup, 1, 100'000);
-  set.choice("--compensation", options.compensation, {"dual", "ef", "none"});
-  set.choice("--group", options.group, {"32", "64", "128"});
-  set.flag("--check", options.check);
-  set.text("-o,--output", options.output);
-  set.flag("--force", options.force);
-  set.json(options.json);
-  if (const auto code = set.parse(session)) return *code;
+const std::string* given(const std::optional<std::string>& value) {
+  return value ? &*value : nullptr;
+}
+
+// What would be refused by the bench programs too, but only where there is a driver.
+Status check_request(BenchRequest& request) {
+  if (request.sizes) {
+    const int element = request.dtype.value_or("bf16") == "fp32" ? 4 : 2;
+    if (const auto sizes = read_bench_sizes(*request.sizes, element); !sizes) return sizes.error();
+  }
+  auto grid = read_bench_grid(given(request.transports), given(request.modes), given(request.states),
+                              given(request.first_leg_bits));
+  if (!grid) return grid.error();
+  request.grid = *std::move(grid);
+  request.grid.group = std::atoi(request.group.value_or("32").c_str());
+  if (!request.loopback) {
+    const auto policy = parse_policy(bench_policy(request.grid), "generated policy", "");
+    return policy ? Status(Unit{}) : policy.error();
+  }
+  const std::pair<bool, const char*> of_ranks[] = {{request.ranks.has_value(), "--ranks"},
+                                                   {request.transports.has_value(), "--transports"},
+                                                   {request.background.has_value(), "--background"},
+                                                   {request.graph, "--graph"},
+                                                   {request.check, "--check"}};
+  for (const auto& [is_given, name] : of_ranks)
+    if (is_given) return Error{ErrorCode::kBadInput, "does not go with --loopback", name};
+  return Unit{};
+}
+
+std::vector<std::string> worker_command(const BenchRequest& request, const std::string& worker,
+                                        const std::string& policy, const std::string& output) {
+  std::vector<std::string> out = bench_program_words(worker, request, kDefaultSizes, policy, output);
+  if (request.background) out.insert(out.end(), {"--background", *request.background});
+  if (request.graph) out.push_back("--graph");
+  if (request.check) out.push_back("--check");
+  return out;
+}
+
+int run_ranks(Session& session, const BenchRequest& request) {
   Terminal& terminal = *session.terminal;
   const auto failed = [&](const Error& error) { return fail(session, kBenchCommand, error); };
-  // The worker would refuse them too, but only where there is a driver.
-  if (options.sizes) {
-    const int element = options.dtype.value_or("bf16") == "fp32" ? 4 : 2;
-    if (const auto sizes = read_bench_sizes(*options.sizes, element); !sizes) return failed(sizes.error());
-  }
-
   const bool launched = is_rank();
   const bool first = !launched || is_first_rank();
-  const std::string path = options.output.value_or(default_name("echo-tp-costs", ".json"));
+  const std::string path = request.output.value_or(default_name("echo-tp-costs", ".json"));
   if (first) {
     const Status status =
-        claim_outputs({{"--output", path}, {"--json", options.json.path}}, {}, options.force);
+        claim_outputs({{"--output", path}, {"--json", request.json.path}}, {}, request.force);
     if (!status) return failed(status.error());
   }
   const GpuFacts gpus = probe_gpus();
@@ -170,18 +126,17 @@ int run(Session& session) {
     return failed(status.error());
   auto scratch = Scratch::make(folder_of(path));
   if (!scratch) return failed(scratch.error());
-  const Policy policy = policy_of(options);
   const std::string policy_path = scratch->path() + "/policy.json";
-  if (const Status status = write_text_file(policy_path, policy_json(policy)); !status)
+  if (const Status status = write_text_file(policy_path, bench_policy(request.grid)); !status)
     return failed(status.error());
   const auto shim = ShimRun::prepare(scratch->path(), policy_path, "compress");
   if (!shim) return failed(shim.error());
 
   const std::string measured = scratch->path() + "/costs.json";
-  JobPlan plan{worker_command(options, installation, policy, measured), {}, nullptr};
+  JobPlan plan{worker_command(request, installation.bench_worker, policy_path, measured), {}, nullptr};
   if (!launched) {
     const auto ranks =
-        options.ranks.value_or(std::max<std::int64_t>(2, static_cast<std::int64_t>(gpus.devices.size())));
+        request.ranks.value_or(std::max<std::int64_t>(2, static_cast<std::int64_t>(gpus.devices.size())));
     const std::vector<std::string> launcher = {installation.share + "/launch-ranks.sh", std::to_string(ranks),
                                                "--"};
     plan.command.insert(plan.command.begin(), launcher.begin(), launcher.end());
@@ -206,23 +161,80 @@ int run(Session& session) {
                ? static_cast<int>(kExitUsage)
                : failed({ErrorCode::kSystem, "nothing was measured: the ranks ended with " + how, "bench"});
   }
-  const auto document = finished_document(measured, session.command_line);
+  auto document = bench_result(measured, session.command_line);
+  std::vector<std::string> doubts;
+  if (document) document = confirmed_costs(*document, shim->report({}).processes, doubts);
   if (!document) return failed(document.error());
+  for (const std::string& line : doubts) terminal.warning(line);
   if (const Status status = write_text_file(path, *document); !status) return failed(status.error());
-  if (const Status status = deliver_json(terminal, options.json, *document); !status)
+  if (const Status status = deliver_json(terminal, request.json, *document); !status)
     return failed(status.error());
   const auto table = read_costs(path);
   if (!table) return failed(table.error());
-  if (!options.json.to_stdout) terminal.out(costs_text(*table));
+  if (!request.json.to_stdout) terminal.out(costs_text(*table));
   terminal.note("costs: " + path);
   terminal.note("next: " + shell_line({"echo-tp", "estimate", "PROFILE", "--costs", path}));
   if (end.exit_code == 0) return kExitOk;
   if (end.exit_code == kExitNo)
-    return failed({ErrorCode::kSystem, "ranks held different results", "bench"}), kExitNo;
+    return failed({ErrorCode::kSystem, "wrong bytes: see the lines above", "bench"}), kExitNo;
   return failed({ErrorCode::kInsufficient, "no call was compressed: only NCCL was measured", "bench"});
 }
 
+int run(Session& session) {
+  BenchRequest request;
+  OptionSet set(kBenchCommand);
+  set.integer("--ranks", request.ranks, 2, 64);
+  set.integer("--loopback", request.loopback, 2, 8);
+  set.text("--sizes", request.sizes);
+  set.choice("--dtype", request.dtype, {"bf16", "fp16", "fp32"});
+  set.text("--transports", request.transports);
+  set.text("--modes", request.modes);
+  set.text("--states", request.states);
+  set.text("--first-leg-bits", request.first_leg_bits);
+  set.choice("--group", request.group, {"32", "64", "128"});
+  set.integer("--iterations", request.iterations, 1, 100'000);
+  set.integer("--warmup", request.warmup, 1, 100'000);
+  set.flag("--graph", request.graph);
+  set.choice("--background", request.background, {"idle", "copy", "collective"});
+  set.flag("--check", request.check);
+  set.text("-o,--output", request.output);
+  set.flag("--force", request.force);
+  set.json(request.json);
+  if (const auto code = set.parse(session)) return *code;
+  if (const Status status = check_request(request); !status)
+    return fail(session, kBenchCommand, status.error());
+  return request.loopback ? run_loopback(session, request) : run_ranks(session, request);
+}
+
 }  // namespace
+
+std::vector<std::string> bench_program_words(const std::string& program, const BenchRequest& request,
+                                             const std::string& default_sizes, const std::string& policy,
+                                             const std::string& output) {
+  std::vector<std::string> out = {program,
+                                  "--sizes",
+                                  request.sizes.value_or(default_sizes),
+                                  "--dtype",
+                                  request.dtype.value_or("bf16"),
+                                  "--policy",
+                                  policy,
+                                  "--output",
+                                  output};
+  if (request.iterations) out.insert(out.end(), {"--iterations", std::to_string(*request.iterations)});
+  if (request.warmup) out.insert(out.end(), {"--warmup", std::to_string(*request.warmup)});
+  return out;
+}
+
+Result<std::string> bench_result(const std::string& path, const std::vector<std::string>& command) {
+  auto text = read_text_file(path, 64u << 20);
+  if (!text) return text.error();
+  auto document = nlohmann::ordered_json::parse(*text, nullptr, false);
+  if (!document.is_object()) return Error{ErrorCode::kSystem, "the bench program wrote no JSON object", path};
+  std::vector<std::string> shown = command;
+  shown.front() = "echo-tp";
+  document["command"] = shown;
+  return document.dump(2) + "\n";
+}
 
 const Command kBenchCommand = {
     "bench", "time NCCL against Echo by message size on this machine", kHelp, false, kExitUsage, run};

@@ -51,7 +51,8 @@ std::vector<OwnFile> own_files(const Findings& findings) {
   return {{"shim", &installation.shim, "run and ab can't work"},
           {"engine", &installation.engine, "run and ab can't work"},
           {"recorder", &installation.recorder, "profile can't work"},
-          {"bench worker", &installation.bench_worker, "bench can't work"}};
+          {"bench worker", &installation.bench_worker, "bench can't work"},
+          {"bench loopback", &installation.bench_loopback, "bench --loopback can't work"}};
 }
 
 // What a person should act on, most important first.

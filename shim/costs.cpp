@@ -12,6 +12,7 @@ namespace echotp {
 namespace {
 
 constexpr double kMaxUs = 1e12;
+constexpr double kMaxRate = 1e12;
 constexpr std::int64_t kMaxInteger = std::numeric_limits<std::int64_t>::max();
 constexpr JsonLimits kCostLimits{.max_bytes = 16u << 20, .max_depth = 16};
 
@@ -38,6 +39,11 @@ std::optional<CostSpread> read_spread(const JsonValue& entry, std::string_view k
   if (!measured) return std::nullopt;
   spread.median = *measured;
   return spread;
+}
+
+std::optional<double> read_rate(const JsonValue& object, std::string_view key, JsonErrors& errors) {
+  const auto value = known(object, key);
+  return value ? value->number(errors, 0, kMaxRate) : std::nullopt;
 }
 
 void read_codec(const JsonValue& entry, Codec& codec, JsonErrors& errors) {
@@ -89,6 +95,8 @@ CostEntry read_entry(const JsonValue& value, JsonErrors& errors) {
   read_compensation(value, entry.compensation, errors);
   if (const auto background = known(value, "background"))
     entry.background = background->string(errors).value_or("idle");
+  entry.background_nccl_gbs = read_rate(value, "background_nccl_gbs", errors);
+  entry.background_echo_gbs = read_rate(value, "background_echo_gbs", errors);
   entry.nccl_us = read_spread(value, "nccl_us", errors);
   entry.echo_us = read_spread(value, "echo_us", errors);
   if (const auto wire = known(value, "wire_bytes")) entry.wire_bytes = wire->integer(errors, 0, kMaxInteger);
@@ -123,6 +131,10 @@ Result<CostTable> read_document(const JsonDocument& document) {
   CostTable table;
   if (check_schema(root, errors, "costs")) {
     table.environment = read_environment(root, errors);
+    if (const auto settings = known(root, "settings"); settings && settings->expect_object(errors)) {
+      table.background_alone_gbs = read_rate(*settings, "background_alone_gbs", errors);
+      if (const auto path = known(*settings, "background_path")) table.background_path = path->string(errors);
+    }
     const auto entries = root.need(errors, "entries");
     if (entries && entries->expect_array(errors, "an array of entries")) {
       for (std::size_t i = 0; i < entries->size(); ++i)

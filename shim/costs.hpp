@@ -32,7 +32,8 @@ struct CostEntry {
   std::string transport = "staged";
   Codec codec = {};
   Compensation compensation;
-  std::string background = "idle";  // what else used the link
+  std::string background = "idle";                                 // what else used the link
+  std::optional<double> background_nccl_gbs, background_echo_gbs;  // its rate beside the calls of each
   std::optional<CostSpread> nccl_us;
   std::optional<CostSpread> echo_us;
   std::optional<std::int64_t> wire_bytes;
@@ -48,6 +49,8 @@ struct CostEnvironment {
 
 struct CostTable {
   CostEnvironment environment;
+  std::optional<std::string> background_path;  // between what the background moved its bytes
+  std::optional<double> background_alone_gbs;  // its rate with no calls beside it
   std::vector<CostEntry> entries;
 };
 

@@ -27,7 +27,7 @@ _echo_tp() {
     --dtype) choices="bf16 fp16 fp32" ;;
     --op) choices="sum avg" ;;
     --color) choices="auto always never" ;;
-    --compensation) choices="dual ef none" ;;
+    --background) choices="idle copy collective" ;;
     --group) choices="32 64 128" ;;
     --step-unit) choices="us ms s" ;;
     policy) choices="check show explain" ;;

@@ -46,8 +46,9 @@ const char* const kPolicy = R"({"schema":"echo-tp/policy/1","rules":[{"note":"n"
 
 const char* const kCosts =
     R"({"schema":"echo-tp/costs/1","environment":{"gpu":"g","driver":"d","cuda":"c","nccl":"n",
-  "host":"h","link":"l","nccl_env":{"A":"b"}},"entries":[{"ranks":2,"dtype":"bf16","bytes":100,"transport":"staged",
-  "codec":{"bits":4,"group":32,"first_leg_bits":8},"background":"copy","why_not":"w",
+  "host":"h","link":"l","nccl_env":{"A":"b"}},
+  "settings":{"background_path":"p","background_alone_gbs":2},"entries":[{"ranks":2,"dtype":"bf16","bytes":100,"transport":"staged",
+  "codec":{"bits":4,"group":32,"first_leg_bits":8},"background":"copy","background_nccl_gbs":3,"why_not":"w",
   "compensation":{"mode":"both","a":0.9,"bf":0,"b":0.1,"bs":0.9,"state":"int8"},
   "nccl_us":{"median":10,"p10":9,"p90":11,"samples":5},"echo_us":{"median":5,"p10":4,"p90":6,"samples":5},
   "wire_bytes":7,"bytes_equal":true}]})";
