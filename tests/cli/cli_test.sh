@@ -86,6 +86,8 @@ case_usage() {
   # Options are looked at before drivers are.
   try 2 "'1x' is not a size" bench --sizes 1MiB,1x
   try 2 "'6' is not a whole number of elements of 4 bytes" bench --sizes 6 --dtype fp32
+  try 2 "--states: 'int4' is not known; expected fp32, fp16, int8" bench --states int8,int4
+  try 2 "--graph: does not go with --loopback" bench --loopback 2 --graph
   # Before a job, everything wrong is 125: a 2 could be the job's own.
   try 125 "put -- before the job's command: echo-tp run -p 'p q.json' -- torchrun --nproc 2 serve.py" run -p 'p q.json' torchrun --nproc 2 serve.py
   try 125 "put -- before the job's command: echo-tp profile -- ls -l" profile ls -l
