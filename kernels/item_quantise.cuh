@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/drift.cuh"
 #include "kernels/stage.cuh"
 #include "kernels/warp.cuh"
 
@@ -89,6 +90,7 @@ __device__ __forceinline__ void quantise_item(const Geometry& geometry, const It
     std::uint8_t* codes = tile + (item.begin_slice * kWarpThreads + lane) * bits;
     GroupValues scales;
     StateCursor<F> cursor(state, item, pass_start, lane);
+    DriftCursor<M> drift(state.drift, item, Role::kSender, lane);
     if constexpr (F != StateFormat::kFp32)
       cursor.units.held = stage.units()[GroupValues::index(place, lane, lane_shift)];
 #pragma unroll 1
@@ -96,12 +98,16 @@ __device__ __forceinline__ void quantise_item(const Geometry& geometry, const It
       std::uint32_t raw[kElementWords<D>];
       LaneState<M, F, 1> estimates;
       stage.elements(s, raw);
-      stage.state(s, cursor, estimates);
+      if constexpr (by_element(M)) stage.state(s, cursor, estimates);
       float x[8];
       unpack_elements<D>(raw, x);
       Rounding rounding;
       std::uint32_t unused[kElementWords<D>];
-      round_compensated<D, M, F, Four, false>(x, estimates, s, geometry, place, cursor, rounding, unused);
+      if constexpr (M == Memory::kDrift) {
+        round_drifting<D, Four, false>(x, geometry, drift, rounding, unused);
+      } else {
+        round_compensated<D, M, F, Four, false>(x, estimates, s, geometry, place, cursor, rounding, unused);
+      }
       store_codes(codes, bits, rounding.codes);
       scales.keep(s, place, rounding.scale.bits);
       codes += kWarpThreads * bits;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/drift.cuh"
 #include "kernels/stage.cuh"
 #include "kernels/warp.cuh"
 
@@ -60,7 +61,8 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
   }
   stage.wait();
   StateCursor<F> cursor(state, item, pass_start, lane);
-  if constexpr (M != Memory::kNone && F != StateFormat::kFp32)
+  DriftCursor<M> drift(state.drift, item, Role::kOwner, lane);
+  if constexpr (by_element(M) && F != StateFormat::kFp32)
     cursor.units.held = stage.units()[GroupValues::index(place, lane, lane_shift)];
   GroupValues scales;
   const bool some_direct = ranks - 1 > geometry.staged_peers;
@@ -71,7 +73,7 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
     std::uint32_t raw[kElementWords<D>];
     LaneState<M, F, 1> estimates;
     stage.elements(s, raw);
-    if constexpr (M != Memory::kNone) stage.state(s, cursor, estimates);
+    if constexpr (by_element(M)) stage.state(s, cursor, estimates);
     float sum[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] = -0.0f;  // the one value that leaves every first term as it is
@@ -137,6 +139,8 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
       float encoded[8];
       encode_lane(sum, rounding.scale.inverse, width, encoded, rounding.codes);
       decode_own<D, Four>(rounding, geometry, out);
+    } else if constexpr (M == Memory::kDrift) {
+      round_drifting<D, Four, true>(sum, geometry, drift, rounding, out);
     } else {
       round_compensated<D, M, F, Four, true>(sum, estimates, s, geometry, place, cursor, rounding, out);
     }
@@ -152,7 +156,7 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
     const int group = begin_group + GroupValues::index(place, lane, lane_shift);
     wire.scale(geometry.out.code_bytes + group * 2, static_cast<std::uint16_t>(scales.held));
   }
-  if constexpr (M != Memory::kNone && F != StateFormat::kFp32) {
+  if constexpr (by_element(M) && F != StateFormat::kFp32) {
     const std::int64_t entry = cursor.entry - kItemSlices * kSliceElements - lane * kLaneElements;
     if (cursor.store)
       cursor.units.store(state.unit + (entry >> geometry.group_shift), place, lane, lane_shift);
@@ -166,8 +170,7 @@ __device__ __forceinline__ int reduce_item(const Geometry& geometry, const Item&
 __device__ __forceinline__ void count_nonfinite(int groups, DeviceCounters* counters, int lane) {
   if (counters == nullptr) return;
   const int total = __reduce_add_sync(0xFFFFFFFFu, groups);
-  if (total != 0 && lane == 0)
-    atomicAdd(&counters->nonfinite_groups, static_cast<unsigned long long>(total));
+  if (total != 0 && lane == 0) atomicAdd(&counters->nonfinite_groups, static_cast<unsigned long long>(total));
 }
 
 }  // namespace echotp::device

@@ -46,7 +46,7 @@ constexpr int estimates_of(Memory memory) {
 
 /// Shared bytes of an item's units, one for each group of 32; fp32 estimates have none.
 constexpr int staged_unit_bytes(Memory memory, StateFormat format) {
-  return memory == Memory::kNone || format == StateFormat::kFp32 ? 0 : kItemSlices * kSliceElements / 32 * 2;
+  return !by_element(memory) || format == StateFormat::kFp32 ? 0 : kItemSlices * kSliceElements / 32 * 2;
 }
 
 /// Shared bytes of one warp, but for the peers.
@@ -70,7 +70,7 @@ __device__ __forceinline__ void wait_for_copies() {
 template <DataType D, Memory M, StateFormat F>
 class Stage {
  public:
-  static constexpr bool kHoldsState = M != Memory::kNone && F != StateFormat::kFp32;
+  static constexpr bool kHoldsState = by_element(M) && F != StateFormat::kFp32;
 
   __device__ __forceinline__ Stage(std::uint8_t* warp, unsigned lane)
       : elements_(warp + mixed(lane) * 16),
@@ -141,7 +141,7 @@ class Stage {
           warp_ + staged_element_bytes(D) + (s * kWarpThreads + lane_) * kStateWords<F> * 4;
       load_words(fast, state.fast[0]);
       if constexpr (M == Memory::kDual) load_words(fast + kEstimateBytes, state.slow[0]);
-    } else if constexpr (M != Memory::kNone) {
+    } else if constexpr (by_element(M)) {
       load_state(cursor, state);
     }
   }

@@ -29,7 +29,12 @@ inline constexpr int kTileItems = kTileSlices / kItemSlices;
 enum class Phase { kQuantise, kReduce, kDecode };
 
 /// What is kept between calls, as far as it changes the inner loop.
-enum class Memory { kNone, kFast, kDual };
+enum class Memory { kNone, kFast, kDual, kDrift };
+
+/// Whether there are estimates of single elements.
+constexpr bool by_element(Memory memory) {
+  return memory == Memory::kFast || memory == Memory::kDual;
+}
 
 /// Resident blocks for the kernels with state: as many as leave the registers (64 or 72 a thread) that it
 /// takes not to spill.

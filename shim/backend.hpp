@@ -50,7 +50,8 @@ struct CompressedCall {
 struct CallOutcome {
   int result = kNcclSuccess;
   std::int64_t wire_bytes = 0;  // sent by this rank
-  bool uncompensated = false;   // the rule wants compensation but there was no room for its state
+  bool uncompensated = false;   // the rule wants compensation, but there was no room for its state, or the
+                                // message does not consist of whole tokens (mode drift)
 };
 
 struct BackendFacts {
@@ -78,8 +79,8 @@ class Backend {
 
   /// Allocates the transport's scratch: at the first call that is to be compressed, because most
   /// communicators of a job never have one. Not inside a capture. An error becomes a "no" vote.
-  /// `widest_bits` is the widest code that the policy can ask for.
-  virtual Status reserve(int widest_bits) noexcept = 0;
+  /// `widest_bits` is the widest code that the policy can ask for; `drift`: it can ask for that mode.
+  virtual Status reserve(int widest_bits, bool drift) noexcept = 0;
 
   virtual CaptureInfo capture(void* stream) noexcept = 0;
 

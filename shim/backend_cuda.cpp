@@ -17,6 +17,7 @@
 #include "shim/backend.hpp"
 #include "shim/compensation_state.hpp"
 #include "shim/context.hpp"
+#include "shim/drift_state.hpp"
 #include "shim/staged_transport.hpp"
 
 namespace echotp {
@@ -81,12 +82,14 @@ class CudaBackend final : public Backend {
     transport_ = std::make_unique<StagedTransport>(nccl, comm, rank, ranks);
     test_transport_ = std::make_unique<StagedTransport>(nccl, comm, rank, ranks);
     states_ = std::make_unique<std::array<CompensationState, 2>>();
+    drift_states_ = std::make_unique<std::array<DriftState, 2>>();
   }
 
   ~CudaBackend() override {
     if (!context_) return;
     const ScopedContext scope(context_);
     const RelaxedCapture relaxed;
+    drift_states_.reset();
     states_.reset();  // here and not with the members: freeing needs the context
     transport_.reset();
     test_transport_.reset();
@@ -125,15 +128,16 @@ class CudaBackend final : public Backend {
     if (error != cudaSuccess) return cuda_error("loading kernels", error);
     // Before the first vote: a rank that had no memory left for the self-test would miss from its calls.
     error = cudaMalloc(reinterpret_cast<void**>(&test_values_), sizeof(float) * test_count());
-    if (error == cudaSuccess) error = test_transport_->allocate(static_cast<std::int64_t>(test_count()), 4);
+    if (error == cudaSuccess)
+      error = test_transport_->allocate(static_cast<std::int64_t>(test_count()), 4, false);
     if (error != cudaSuccess) return cuda_error("allocating for the self-test", error);
     return Unit{};
   }
 
-  Status reserve(int widest_bits) noexcept override {
+  Status reserve(int widest_bits, bool drift) noexcept override {
     const ScopedContext scope(context_);
     const RelaxedCapture relaxed;
-    const cudaError_t error = transport_->allocate(chunk_elements_, widest_bits);
+    const cudaError_t error = transport_->allocate(chunk_elements_, widest_bits, drift);
     if (error != cudaSuccess) return cuda_error("allocating scratch", error);
     return Unit{};
   }
@@ -239,6 +243,7 @@ class CudaBackend final : public Backend {
       return outcome;
     }
     CompensationState& state = (*states_)[static_cast<std::size_t>(call.direction)];
+    DriftState& drift_state = (*drift_states_)[static_cast<std::size_t>(call.direction)];
     bool fresh = false;
     StagedArgs args;
     args.send = call.send;
@@ -250,17 +255,26 @@ class CudaBackend final : public Backend {
     args.codec = codec_of(*call.rule, call.last_call);
     args.compensation = call.rule->compensation;
     args.post_scale = call.op == ReduceOp::kAvg ? 1.0f / static_cast<float>(ranks_) : 1.0f;
-    args.state = state.provide(call.count, args.codec, args.compensation, call.rule->max_state_bytes,
-                               call.capture.capturing, stream, fresh);
+    if (args.compensation.mode == CompensationMode::kDrift) {
+      args.state.drift = drift_state.provide(call.count, args.compensation, call.rule->max_state_bytes,
+                                             call.capture.capturing, stream);
+    } else {
+      args.state = state.provide(call.count, args.codec, args.compensation, call.rule->max_state_bytes,
+                                 call.capture.capturing, stream, fresh);
+    }
     args.pass_start = call.pass_start || fresh;
     args.counters = counters_;
-    outcome.uncompensated = args.compensation.mode != CompensationMode::kNone && !args.state.fast;
+    outcome.uncompensated =
+        args.compensation.mode != CompensationMode::kNone && !args.state.fast && !args.state.drift.estimate;
     outcome.result = transport_->all_reduce(args, stream);
     outcome.wire_bytes = wire_bytes(call.count, ranks_, args.codec);
-    state_bytes_.store((*states_)[0].bytes() + (*states_)[1].bytes(), std::memory_order_relaxed);
+    state_bytes_.store((*states_)[0].bytes() + (*states_)[1].bytes() + (*drift_states_)[0].bytes() +
+                           (*drift_states_)[1].bytes(),
+                       std::memory_order_relaxed);
     if (call.capture.capturing) {
       captured_ = true;
       state.keep();
+      drift_state.keep();
       transport_->keep();
     }
     if (!leave(call, stream) && outcome.result == kNcclSuccess) outcome.result = kNcclUnhandledCudaError;
@@ -387,6 +401,7 @@ class CudaBackend final : public Backend {
   std::int64_t chunk_elements_ = 0;
   std::unique_ptr<StagedTransport> transport_;
   std::unique_ptr<std::array<CompensationState, 2>> states_;  // forward, backward
+  std::unique_ptr<std::array<DriftState, 2>> drift_states_;   // likewise
   DeviceCounters* counters_ = nullptr;
   std::atomic<std::int64_t> state_bytes_{0};
   cudaStream_t set_up_stream_ = nullptr;

@@ -209,7 +209,7 @@ class Engine {
 
   /// The second half of set-up, at the first eligible call: every rank is in that same call.
   int reserve(KnownCommunicator& entry) {
-    const int result = vote_round(entry, entry.backend->reserve(widest_bits(policy_)));
+    const int result = vote_round(entry, entry.backend->reserve(widest_bits(policy_), may_drift(policy_)));
     entry.reserved = result == kNcclSuccess && entry.off == Reason::kCompressed;
     return result;
   }

@@ -131,6 +131,12 @@ int widest_bits(const Policy& policy) noexcept {
   return widest;
 }
 
+bool may_drift(const Policy& policy) noexcept {
+  return std::any_of(policy.rules.begin(), policy.rules.end(), [](const PolicyRule& rule) {
+    return rule.compensation.mode == CompensationMode::kDrift;
+  });
+}
+
 int match_policy(const Policy& policy, const CallFacts& facts) noexcept {
   for (std::size_t i = 0; i < policy.rules.size(); ++i) {
     if (unmet_conditions(policy.rules[i], facts) == 0) return static_cast<int>(i);
@@ -144,7 +150,14 @@ std::string explain(const Policy& policy, const CallFacts& facts) {
     const PolicyRule& rule = policy.rules[i];
     const unsigned unmet = unmet_conditions(rule, facts);
     out += "rule " + std::to_string(i) + ": ";
-    if (unmet == 0) return out + "matches; compressed with " + method(rule) + "\n";
+    if (unmet == 0) {
+      return out + "matches; compressed with " + method(rule) +
+             (compensable(rule.compensation, facts.count)
+                  ? ""
+                  : ", but without correction: the count is no multiple of channels " +
+                        std::to_string(rule.compensation.channels)) +
+             "\n";
+    }
     out += "no: " + why_not(rule.match, facts, unmet) + "\n";
   }
   return out + (policy.rules.empty() ? "the policy has no rules" : "no rule matches") +
@@ -175,6 +188,8 @@ const char* compensation_mode_name(CompensationMode mode) noexcept {
       return "owner";
     case CompensationMode::kBoth:
       return "both";
+    case CompensationMode::kDrift:
+      return "drift";
   }
   return "?";
 }

@@ -92,6 +92,9 @@ Codec codec_of(const PolicyRule& rule, bool last_call) noexcept;
 /// The widest code, in bits, that any rule can put on the wire; 4 for a policy without rules.
 int widest_bits(const Policy& policy) noexcept;
 
+/// Whether a rule has compensation mode drift, which needs scratch of its own.
+bool may_drift(const Policy& policy) noexcept;
+
 /// Index of the first rule that matches, or -1.
 int match_policy(const Policy& policy, const CallFacts& facts) noexcept;
 

@@ -50,6 +50,11 @@ Json write_compensation(const Compensation& compensation) {
   Json out;
   out["mode"] = compensation_mode_name(compensation.mode);
   if (compensation.mode == CompensationMode::kNone) return out;
+  if (compensation.mode == CompensationMode::kDrift) {
+    out["channels"] = compensation.channels;
+    out["gain"] = shortest(compensation.gain);
+    return out;
+  }
   out["a"] = shortest(compensation.a);
   out["bf"] = shortest(compensation.bf);
   out["b"] = shortest(compensation.b);

@@ -224,3 +224,22 @@ TEST_CASE("int8 and fp16 states are as good as fp32") {
     }
   }
 }
+
+TEST_CASE("drift: takes away what grows faster than a random walk, and only that") {
+  ReferenceSetup drift = make_setup(kNone, DataType::kFp32, 32 * 1024);
+  drift.compensation.mode = CompensationMode::kDrift;
+  drift.compensation.channels = 1024;
+  ReferenceSetup none = make_setup(kNone, DataType::kFp32, 32 * 1024);
+  const double plain = accumulated_rms(none, true, 128).at(128);
+  const std::map<int, double> drifting = accumulated_rms(drift, true, 128);
+  // Without it the error of small channels beside an outlier is the same in every call and adds up; what is
+  // left is a random walk.
+  const double walk = accumulated_rms(none, true, 1).at(1) * std::sqrt(128.0);
+  CHECK(plain > 1.5 * walk);
+  CHECK(drifting.at(128) < 0.65 * plain);
+  CHECK(drifting.at(128) < 1.25 * walk);
+  CHECK(drifting.at(128) > 0.8 * walk);
+  // Nothing to take away from a Gaussian.
+  const double gaussian_plain = accumulated_rms(none, false, 64).at(64);
+  CHECK(accumulated_rms(drift, false, 64).at(64) == doctest::Approx(gaussian_plain).epsilon(0.05));
+}

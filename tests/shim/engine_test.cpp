@@ -39,6 +39,7 @@ std::vector<SetupRecord>
     other_ranks;  // what the peers answer; empty: copies of this rank's record with another pid
 Status next_reserve = Unit{};
 int reserved = 0;
+bool reserved_drift = false;
 bool stream_captures = false;
 std::vector<CompressedCall> compressed_calls;
 std::vector<void*> ended;
@@ -88,8 +89,8 @@ class RecordingBackend final : public Backend {
     return Unit{};
   }
   Status self_test(double) noexcept override { return Unit{}; }
-  Status reserve(int) noexcept override {
-    if (!quiet) ++reserved;
+  Status reserve(int, bool drift) noexcept override {
+    if (!quiet) ++reserved, reserved_drift = drift;
     return next_reserve;
   }
   CaptureInfo capture(void*) noexcept override { return {stream_captures, stream_captures ? 7ULL : 0ULL}; }
