@@ -27,6 +27,7 @@ namespace {
 using namespace echotp;
 
 constexpr int kBf16 = 9;
+constexpr int kFp32 = 7;
 constexpr int kInt32 = 2;
 constexpr int kSum = 0;
 constexpr int kMax = 2;
@@ -136,7 +137,9 @@ struct Bed {
     const std::string policy = directory() + "/policy.json";
     std::ofstream(policy)
         << R"({"schema":"echo-tp/policy/1","rules":[{"match":{"dtype":["bf16"],"op":["sum"],"min_bytes":1048576},
-      "pass":{"calls":3,"resync":["all_gather"]}}]})";
+      "pass":{"calls":3,"resync":["all_gather"]}},
+      {"match":{"dtype":["fp32"],"op":["sum"],"min_bytes":1048576},"pass":{"calls":2},
+      "compensation":{"mode":"drift","channels":64}}]})";
     setenv("ECHO_TP_POLICY", policy.c_str(), 1);
     setenv("ECHO_TP_RUN_DIR", directory().c_str(), 1);
     engine = echo_tp_engine_open(ECHO_TP_ENGINE_ABI_VERSION);
@@ -146,6 +149,7 @@ struct Bed {
     next_exchange = Unit{};
     next_reserve = Unit{};
     reserved = 0;
+    reserved_drift = false;
     next_comm_ranks = 2;
     stream_captures = false;
     ended.clear();
@@ -502,6 +506,23 @@ TEST_CASE("engine: passes start where the policy says") {
   std::vector<bool> starts;
   for (const CompressedCall& call : compressed_calls) starts.push_back(call.pass_start);
   CHECK(starts == std::vector<bool>{true, false, false, true, false, true, true, true});
+}
+
+TEST_CASE("engine: a rule with drift asks for its scratch and keeps its mode over passes") {
+  Bed bed;
+  void* comm = bed.communicator();
+  for (int call = 0; call < 3; ++call) bed.all_reduce(comm, 1, kLarge, kFp32);
+  CHECK(reserved_drift);
+  REQUIRE(compressed_calls.size() == 3);
+  std::vector<bool> starts;
+  for (const CompressedCall& call : compressed_calls) {
+    // The backend is told of the border; the state of this mode outlives it, as the kernels' tests show.
+    starts.push_back(call.pass_start);
+    CHECK(call.rule->compensation.mode == CompensationMode::kDrift);
+    CHECK(call.rule->compensation.channels == 64);
+    CHECK(call.direction == compressed_calls[0].direction);
+  }
+  CHECK(starts == std::vector<bool>{true, false, true});
 }
 
 TEST_CASE("engine: an address that NCCL hands out again is a new communicator") {

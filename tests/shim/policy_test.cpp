@@ -135,6 +135,33 @@ TEST_CASE("policy: gains: one is completed from the other, and ef is both with a
   CHECK(parsed(with_compensation(R"("mode":"none")")).rules[0].compensation.mode == CompensationMode::kNone);
 }
 
+TEST_CASE("policy: drift needs the channels, and is written as it was read") {
+  const Policy policy = parsed(with_rule(
+      R"({"codec":{"group":128},"compensation":{"mode":"drift","channels":4096}},{"compensation":{"mode":"none"}})"));
+  const Compensation& drift = policy.rules[0].compensation;
+  CHECK(drift.mode == CompensationMode::kDrift);
+  CHECK(drift.channels == 4096);
+  CHECK(drift.gain == 0.5f);
+  CHECK(staged_only(drift));
+  CHECK(!staged_only(Compensation{}));
+  CHECK(compensable(drift, 3 * 4096));
+  CHECK(!compensable(drift, 3 * 4096 + 128));
+  CHECK(compensable(Compensation{}, 7));
+  CHECK(may_drift(policy));
+  CHECK(!may_drift(parsed(with_rule("{}"))));
+  const Policy other = parsed(with_compensation(R"("mode":"drift","channels":32,"gain":0.25)"));
+  const std::string text = policy_json(other);
+  CHECK(text.find("\"gain\": 0.25") != std::string::npos);
+  CHECK(text.find("\"state\"") == std::string::npos);
+  CHECK(parsed(text).rules[0].compensation == other.rules[0].compensation);
+  CHECK(parsed(text).hash == other.hash);
+  CHECK(other.hash != parsed(with_compensation(R"("mode":"drift","channels":64,"gain":0.25)")).hash);
+  CHECK(other.hash != parsed(with_compensation(R"("mode":"drift","channels":32)")).hash);
+  CHECK(explain(other, {.count = 64, .ranks = 2}).find("correction") == std::string::npos);
+  CHECK(explain(other, {.count = 63, .ranks = 2})
+            .find("without correction: the count is no multiple of channels 32") != std::string::npos);
+}
+
 TEST_CASE("policy: each fault is refused, at its pointer, with what was expected") {
   struct Case {
     std::string text, pointer, words;
@@ -189,7 +216,23 @@ TEST_CASE("policy: each fault is refused, at its pointer, with what was expected
       {with_rule(R"({"transport":"tcp"})"), "/rules/0/transport", "expected \"auto\" or \"staged\""},
       {with_rule(R"({"compensation":"ef"})"), "/rules/0/compensation", "expected an object"},
       {with_compensation(R"("mode":"sender")"), "/rules/0/compensation/mode",
-       "\"owner\", \"both\" or \"ef\""},
+       "\"owner\", \"both\", \"drift\" or \"ef\""},
+      {with_compensation(R"("mode":"drift")"), "/rules/0/compensation", "channels"},
+      {with_compensation(R"("mode":"drift","channels":0)"), "/rules/0/compensation/channels", "from 1 to"},
+      {with_compensation(R"("mode":"drift","channels":48)"), "/rules/0/compensation/channels",
+       "is 48; expected a multiple of the codec's group, 32"},
+      {with_rule(R"({"compensation":{"mode":"drift","channels":64},"codec":{"group":128}})"),
+       "/rules/0/compensation/channels", "a multiple of the codec's group, 128"},
+      {with_compensation(R"("mode":"drift","channels":64,"gain":0)"), "/rules/0/compensation/gain",
+       "expected a number above 0"},
+      {with_compensation(R"("mode":"drift","channels":64,"gain":1.5)"), "/rules/0/compensation/gain",
+       "from 0 to 1"},
+      {with_compensation(R"("mode":"drift","channels":64,"state":"int8")"), "/rules/0/compensation/state",
+       "no meaning with mode \"drift\""},
+      {with_compensation(R"("mode":"drift","channels":64,"a":1)"), "/rules/0/compensation/a", "leave it out"},
+      {with_compensation(R"("channels":64)"), "/rules/0/compensation/channels", "mode \"drift\" alone"},
+      {with_compensation(R"("mode":"none","gain":0.5)"), "/rules/0/compensation/gain",
+       "mode \"drift\" alone"},
       {with_compensation(R"("a":0.9,"b":0.2)"), "/rules/0/compensation", "a + b is 1.1; expected 1"},
       {with_compensation(R"("a":0.9,"b":0.100002)"), "/rules/0/compensation", "a + b is 1; expected 1"},
       {with_compensation(R"("a":1.5,"b":-0.5)"), "/rules/0/compensation/a", "from 0 to 1"},
