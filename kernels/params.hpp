@@ -29,7 +29,7 @@ struct StateView {
   void* slow = nullptr;           // [capacity]; may be null when b == 0
   std::uint16_t* unit = nullptr;  // [capacity/group] bf16 unit of a group's entries; null for fp32
   std::int64_t capacity = 0;  // elements, a multiple of kTileElements; elements beyond it go uncompensated
-  DriftView drift;            // of mode drift, which uses nothing else of this
+  DriftView drift = {};       // of mode drift, which uses nothing else of this
 };
 
 /// Counts that the kernels add to; the host reads them when it writes a receipt. Mapped host memory.
