@@ -130,8 +130,9 @@ ReferenceAllReduce::ReferenceAllReduce(const ReferenceSetup& setup) : setup_(set
   }
 }
 
-ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<float>& u, int bits) {
-  const int lowest = -(1 << (bits - 1));
+ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<float>& u, int bits) const {
+  const int lowest = -(1 << (bits - 1)) + (setup_.symmetric_range ? 1 : 0);
+  const int highest = (1 << (bits - 1)) - 1;
   // Beyond this the lowest code times the scale would overflow; within 8 bits' resolution of it a code would.
   const double scale_max = 0x1.FEp127 / -lowest;
   const double largest = bits == 8 ? 0x1.FFFCp127 : std::numeric_limits<double>::infinity();
@@ -161,7 +162,7 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<fl
   const auto inverse =
       bits == 4 ? static_cast<float>(round_bf16(1.0 / scale)) : 1.0f / static_cast<float>(scale);
   for (float value : u) {
-    const double code = std::clamp<double>(nearest_of_product(value, inverse), lowest, -lowest - 1);
+    const double code = std::clamp<double>(nearest_of_product(value, inverse), lowest, highest);
     result.codes.push_back(static_cast<int>(code));
     // An integer zero times a negative scale is minus zero, as in IEEE arithmetic.
     result.decoded.push_back(static_cast<float>(static_cast<int>(code)) * static_cast<float>(scale));

@@ -21,6 +21,9 @@ struct ReferenceSetup {
   std::int64_t capacity = 0;  // state elements of every rank, a multiple of kTileElements; 0: no state
   /// Negative control for tests: feed the plain output error (input - decoded) back instead of the residual.
   bool output_error_feedback = false;
+  /// For comparison with published tables: codes from -7 to 7 (-127 to 127), the scale is a seventh (127th)
+  /// of the largest magnitude. Nothing else does this.
+  bool symmetric_range = false;
 };
 
 /// Estimates of mode drift of one rank in one role, [channels] each, and the sums they will follow.
@@ -81,7 +84,7 @@ class ReferenceAllReduce {
     std::vector<float> decoded;
     bool finite = true;
   };
-  static Rounded round_group(const std::vector<float>& u, int bits);
+  Rounded round_group(const std::vector<float>& u, int bits) const;
   Rounded compensate(int rank, std::int64_t state_index, bool compensated, bool pass_start, bool owner,
                      const std::vector<float>& x);
   /// Rounds a group that begins at element `index` of the message, and notes its errors in `errors`.
