@@ -134,6 +134,7 @@ FusedLaunch make_fused_launch(const FusedArgs* args, int ranks) noexcept {
     rank.rank = args[r].rank;
     rank.send_vector = aligned16(args[r].send);
     rank.recv_vector = aligned16(args[r].recv);
+    rank.both_vector = rank.send_vector && rank.recv_vector;
   }
   const FusedArgs& any = args[0];
   const FusedPlan plan = fused_plan(any.count, any.layout);

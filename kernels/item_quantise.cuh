@@ -73,17 +73,18 @@ __device__ __forceinline__ void quantise_neighbours(const Geometry& geometry,
   }
 }
 
-/// Rounds the item that `stage` has fetched into its tile on the wire at `tile` and updates the estimates.
+/// Rounds the item that `fetched` holds into its tile on the wire at `tile` and updates the estimates.
 /// All lanes take part.
 template <DataType D, Memory M, StateFormat F, bool Four>
 __device__ __forceinline__ void quantise_item(const Geometry& geometry, const Item& item,
-                                              const Stage<D, M, F>& stage, const StateView& state,
+                                              const Stage<D, M, F>& fetched, const StateView& state,
                                               bool pass_start, std::uint8_t* tile, int lane) {
-  stage.wait();
+  fetched.wait();
   if constexpr (M == Memory::kNone) {
-    quantise_neighbours<D, Four>(geometry, stage, tile,
+    quantise_neighbours<D, Four>(geometry, fetched, tile,
                                  item.begin_slice * (kWarpThreads / kNeighbourParts) + lane);
   } else {
+    const Stage<D, M, F> stage = fetched.kept();
     const int lane_shift = geometry.group_shift - 3;
     const int place = lane & (geometry.lanes - 1);
     const int bits = bits_of<Four>(geometry.out);
