@@ -23,7 +23,10 @@ struct Option {
   std::string name;
   Codec codec;
   Rounding rounding = Rounding::kSymmetric;
-  Compensation compensation;  // with mode drift the channels are the recording's
+  Compensation compensation;
+  /// Instead of an estimate an element, one a channel and quantiser, which integrates the mean error over the
+  /// tokens and needs no pass boundaries.
+  bool drift = false;
 
   /// Average over both legs, scales included, in bits an element.
   double wire_bits() const;
@@ -39,8 +42,7 @@ struct Outcome {
 /// A recorded pass: [calls][ranks][elements] as raw bf16.
 struct Recording {
   int ranks = 0;
-  int hidden = 0;  // channels: element i belongs to channel i mod hidden; 0: unknown, and mode drift
-                   // corrects nothing
+  int hidden = 0;  // channels: element i belongs to channel i mod hidden; 0: unknown, no drift
   std::vector<std::vector<std::vector<std::uint16_t>>> calls;
 };
 
