@@ -285,9 +285,12 @@ class Engine {
     return kNcclSystemError;
   }
 
-  /// Whether a call of this rule goes between peers: a function of what the ranks agreed on.
-  bool goes_p2p(const KnownCommunicator& known, int rule) const {
-    return known.p2p && allows_p2p(policy_.rules[static_cast<std::size_t>(rule)]);
+  /// Whether a call that is compressed goes between peers: a function of what the ranks agreed on.
+  bool goes_p2p(const KnownCommunicator& known, const HeldCall& call, const Decision& decision) const {
+    if (!known.p2p) return false;
+    const std::int64_t bytes = static_cast<std::int64_t>(call.raw.count) * element_bytes(decision.dtype);
+    return transport_of(policy_.rules[static_cast<std::size_t>(decision.rule)], known.ranks, bytes) ==
+           TransportChoice::kP2p;
   }
 
   Decision decide_call(KnownCommunicator& known, HeldCall& call) {
@@ -295,6 +298,7 @@ class Engine {
     agreed.ranks = known.ranks;
     agreed.off = known.off;
     agreed.communicator_name = known.name;
+    agreed.p2p = known.p2p;
     Decision decision = decide(policy_, agreed, call.raw);
     if (decision.reason != Reason::kCompressed) return decision;
     {
@@ -307,7 +311,7 @@ class Engine {
       decision = decide(policy_, agreed, call.raw);
       // The scratch of the staged transport can't be allocated in here; an eager call of this communicator
       // has to come first.
-      if (decision.reason == Reason::kCompressed && !known.reserved && !goes_p2p(known, decision.rule))
+      if (decision.reason == Reason::kCompressed && !known.reserved && !goes_p2p(known, call, decision))
         decision.reason = Reason::kCapture;
     }
     return decision;
@@ -391,7 +395,7 @@ class Engine {
     // What was enqueued before has failed: nothing more can be done with this communicator, as after an error
     // of NCCL.
     if (const int failed = known.backend->async_error(); failed != kNcclSuccess) return failed;
-    const bool p2p = goes_p2p(known, call.decision.rule);
+    const bool p2p = goes_p2p(known, call, call.decision);
     if (!p2p && !known.reserved && known.off == Reason::kCompressed) {
       const int result = reserve(known);
       if (result != kNcclSuccess) return result;

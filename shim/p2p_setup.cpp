@@ -116,7 +116,7 @@ P2pNeeds p2p_needs(const Policy& policy, int ranks, std::string_view name) {
   for (const PolicyRule& rule : policy.rules) {
     const PolicyMatch& match = rule.match;
     if (!allows_p2p(rule) || ranks < match.min_ranks || ranks > match.max_ranks ||
-        match.min_bytes == std::numeric_limits<std::int64_t>::max() ||
+        match.p2p_min_bytes.value_or(match.min_bytes) == std::numeric_limits<std::int64_t>::max() ||
         (!match.communicator_name.empty() && !glob_matches(match.communicator_name, name)))
       continue;
     needs.wanted = true;
