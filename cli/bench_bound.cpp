@@ -27,6 +27,8 @@ double covered_share(CompensationMode mode, int ranks) {
       return 1.0 / ranks;
     case CompensationMode::kBoth:
       return 1;
+    case CompensationMode::kDrift:
+      return 0;  // one estimate a channel: next to nothing
   }
   return 0;
 }

@@ -50,6 +50,7 @@ extern const Command kRunCommand;
 extern const Command kAbCommand;
 extern const Command kBenchCommand;
 extern const Command kPolicyCommand;
+extern const Command kSimulateCommand;
 extern const Command kDoctorCommand;
 
 /// All of them, in the order of --help.

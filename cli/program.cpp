@@ -136,9 +136,9 @@ int dispatch(const std::vector<std::string>& words, Terminal& terminal) {
 }  // namespace
 
 const std::vector<const Command*>& all_commands() {
-  static const std::vector<const Command*> commands = {&kProfileCommand, &kShowCommand,  &kEstimateCommand,
-                                                       &kRunCommand,     &kAbCommand,    &kBenchCommand,
-                                                       &kPolicyCommand,  &kDoctorCommand};
+  static const std::vector<const Command*> commands = {&kProfileCommand, &kShowCommand,     &kEstimateCommand,
+                                                       &kRunCommand,     &kAbCommand,       &kBenchCommand,
+                                                       &kPolicyCommand,  &kSimulateCommand, &kDoctorCommand};
   return commands;
 }
 

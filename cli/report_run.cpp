@@ -60,8 +60,10 @@ std::string run_text(const RunReport& report) {
                  "of the compressed calls were recorded into CUDA graphs; their replays are not counted\n");
   if (totals.uncompensated > 0)
     out +=
-        "  " + times(totals.uncompensated,
-                     "calls ran without error compensation: no memory for its state, or max_state_bytes\n");
+        "  " +
+        times(totals.uncompensated,
+              "calls ran without error compensation: no memory for its state, max_state_bytes, or with mode "
+              "drift a count that is no multiple of its channels\n");
   if (totals.nonfinite_groups > 0)
     out += "  " + times(totals.nonfinite_groups, "groups held NaN or Inf; they arrived as NaN\n");
   return out;

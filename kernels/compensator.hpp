@@ -64,6 +64,26 @@ ECHO_TP_HD float usable_residual(float residual) {
   return is_finite(residual) ? residual : 0.0f;
 }
 
+/// Mode drift: the errors of a channel in a chunk are added up in this many runs of neighbouring tokens
+/// (equally many rows of the message each, but for the last ones), each from zero and in the order of the
+/// tokens; then the runs are added to the message's sum, in order. So the sum is the same on every machine,
+/// and the runs can be summed side by side.
+inline constexpr int kDriftRuns = 32;
+
+/// Mode drift: what an element came out wrong by, its correction included: x - decoded. Not finite: counts as
+/// none.
+ECHO_TP_HD float drift_error(float x, float decoded) {
+  return usable_residual(sub_rn(x, decoded));
+}
+
+/// Mode drift: a channel's estimate after a message whose `tokens` elements of it had errors with this sum:
+/// fma(gain, sum / tokens, estimate). As it was, if there were none or the result is not finite.
+ECHO_TP_HD float follow_drift(float estimate, float gain, float sum, std::uint32_t tokens) {
+  if (tokens == 0) return estimate;
+  const float next = fma_rn(gain, div_rn(sum, uint_to_float(tokens)), estimate);
+  return is_finite(next) ? next : estimate;
+}
+
 /// The unit (bf16 bits) in which a group stores its estimates, from their largest magnitude: that over 127
 /// for int8, that itself for fp16, rounded up. 0 for a zero group.
 ECHO_TP_HD std::uint16_t state_unit(StateFormat format, float absmax) {

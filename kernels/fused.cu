@@ -41,6 +41,7 @@ cudaError_t check_fused(const FusedArgs& args) noexcept {
   if (layout.ranks < 2 || layout.ranks > kFusedMaxRanks || layout.ctas < 1) return cudaErrorInvalidValue;
   if (fused_window_bytes(layout) > std::int64_t{0xFFFFFFFF}) return cudaErrorInvalidValue;
   if (args.rank < 0 || args.rank >= layout.ranks) return cudaErrorInvalidValue;
+  if (staged_only(args.compensation)) return cudaErrorInvalidValue;
   if (std::max(args.codec.bits, args.codec.first_leg_bits) > layout.bits) return cudaErrorInvalidValue;
   if (args.progress == nullptr || args.status == nullptr || args.deadline_ns == 0)
     return cudaErrorInvalidValue;
@@ -133,6 +134,7 @@ FusedLaunch make_fused_launch(const FusedArgs* args, int ranks) noexcept {
     rank.rank = args[r].rank;
     rank.send_vector = aligned16(args[r].send);
     rank.recv_vector = aligned16(args[r].recv);
+    rank.both_vector = rank.send_vector && rank.recv_vector;
   }
   const FusedArgs& any = args[0];
   const FusedPlan plan = fused_plan(any.count, any.layout);

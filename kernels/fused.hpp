@@ -35,10 +35,10 @@ struct FusedArgs {
   std::int64_t count = 0;
   int rank = 0;
   DataType dtype = DataType::kBf16;
-  Codec codec;  // no leg wider than layout.bits
-  Compensation compensation;
-  float post_scale = 1.0f;  // as in StagedArgs
-  bool pass_start = false;  // as in StagedArgs
+  Codec codec;                // no leg wider than layout.bits
+  Compensation compensation;  // not staged_only()
+  float post_scale = 1.0f;    // as in StagedArgs
+  bool pass_start = false;    // as in StagedArgs
   StateView state;
   DeviceCounters* counters = nullptr;  // may be null
   FusedLayout layout;                  // equal on all ranks; layout.ranks is the number of ranks

@@ -31,6 +31,7 @@ struct FusedRank {
   int rank;
   bool send_vector;  // send and recv are 16-byte aligned
   bool recv_vector;
+  bool both_vector;
 };
 
 /// fused_slot_offset() as numbers: offsets in a window are small, and the device adds them up often.
@@ -112,6 +113,7 @@ inline constexpr int kFusedCtaWarps = kFusedCtaLanes * kFusedLaneThreads / kWarp
 /// What the lanes of a CTA keep in shared memory.
 struct FusedCta {
   std::uint8_t* windows[kFusedMaxRanks];
+  std::uint8_t* peers[kFusedMaxRanks - 1];  // the others' windows, from the next rank's on
   int rank;
   std::uint32_t base[kFusedCtaLanes];    // a lane's chunks before this call
   std::uint32_t chunks[kFusedCtaLanes];  // a lane's chunks of this call
@@ -127,12 +129,12 @@ struct PushedTile {
 
   template <class Store>
   __device__ __forceinline__ void to_all(int at, const Store& store) const {
-    int peer = reload(cta.rank);
+    const std::uint32_t to = offset + static_cast<std::uint32_t>(at);
+    int peer = 0;
 #pragma unroll 1
-    for (int step = 1; step < ranks; ++step) {
-      if (++peer == ranks) peer = 0;  // every rank begins at another peer
-      store(cta.windows[peer] + offset + at);
-    }
+    do {
+      store(cta.peers[peer] + to);
+    } while (++peer < ranks - 1);
   }
   __device__ __forceinline__ void codes(int at, int bits, const std::uint32_t (&codes)[2]) const {
     to_all(at, [&](std::uint8_t* to) { store_codes(to, bits, codes); });
@@ -268,9 +270,11 @@ struct FusedLane {
     const std::uint32_t tile = tile_of(now, row, now.rank);
     if (row >= static_cast<std::uint32_t>(launch.chunk_rows) || tile >= launch.tiles) return;
     const FusedRank& rank = self();
-    const Item item = item_of(tile, now.warp() % kTileItems, rank.send_vector && rank.recv_vector);
-    const std::uint8_t* peers =
-        cta.windows[now.rank] + slot(now, Leg::kFirst, 0) + row * launch.second.in.tile_bytes;
+    const Item item = item_of(tile, now.warp() % kTileItems, rank.both_vector);
+    const auto peers_at = [&](const Here& at) {
+      return cta.windows[at.rank] + slot(at, Leg::kFirst, 0) +
+             at.warp() / kTileItems * launch.second.in.tile_bytes;
+    };
     const PushedTile wire{cta, slot(now, Leg::kSecond, now.rank) + row * launch.second.out.tile_bytes,
                           launch.rank_count};
     const int thread = now.thread_of_warp();
@@ -278,7 +282,8 @@ struct FusedLane {
     stage.fetch(launch.second, item, rank.send, rank.state, launch.pass_start, thread);
     const int nonfinite = reduce_item<D, M, F, Four>(
         launch.second, item, stage, rank.recv, static_cast<int>(now.rank), launch.rank_count,
-        launch.post_scale, rank.state, launch.pass_start, peers, wire, thread);
+        launch.post_scale, rank.state, launch.pass_start, peers_at(now),
+        [&] { return peers_at(here(Phase::kReduce)); }, wire, thread);
     count_nonfinite(nonfinite, self().counters, thread);
   }
 
@@ -306,15 +311,10 @@ struct FusedLane {
   __device__ __forceinline__ void publish(Leg leg, std::uint32_t chunks) const {
     if (thread() != 0) return;
     if constexpr (Hooks::kFence) fence_system();
-    const int ranks = launch.rank_count;
-    const int rank = reload(cta.rank);
-    const std::int64_t offset = fused_flag_offset(static_cast<int>(lane()), leg, rank);
-    int peer = rank;
+    const std::int64_t offset = fused_flag_offset(static_cast<int>(lane()), leg, reload(cta.rank));
 #pragma unroll 1
-    for (int step = 1; step < ranks; ++step) {
-      if (++peer == ranks) peer = 0;
-      store_relaxed(reinterpret_cast<std::uint32_t*>(cta.windows[peer] + offset), chunks);
-    }
+    for (int peer = 0; peer < launch.rank_count - 1; ++peer)
+      store_relaxed(reinterpret_cast<std::uint32_t*>(cta.peers[peer] + offset), chunks);
   }
 
   /// Waits until `chunks` chunks of every peer have arrived, one thread a peer; if any gives up, the lane
@@ -401,6 +401,9 @@ __global__ void __launch_bounds__(kFusedCtaLanes* kFusedLaneThreads, 1)
   const Lane lane{launch, cta, shared};
   if (threadIdx.x < kFusedMaxRanks) cta.windows[threadIdx.x] = lane.self().windows[threadIdx.x];
   if (threadIdx.x == 0) cta.rank = lane.self().rank;
+  const auto peers = static_cast<std::uint32_t>(launch.rank_count) - 1;
+  if (threadIdx.x < peers)
+    cta.peers[threadIdx.x] = lane.self().windows[(lane.self().rank + threadIdx.x + 1) % (peers + 1)];
   __syncthreads();
   if (Lane::lane() < launch.lanes) lane.run();
 }

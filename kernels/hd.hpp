@@ -146,6 +146,24 @@ ECHO_TP_HD float sub_rn(float a, float b) {
 #endif
 }
 
+/// a/b rounded to nearest even.
+ECHO_TP_HD float div_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
+/// The nearest float of an integer, ties to even.
+ECHO_TP_HD float uint_to_float(std::uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  return __uint2float_rn(x);
+#else
+  return static_cast<float>(x);
+#endif
+}
+
 /// 1/x to nearest even, for x that is a bf16 value with 1e-33 <= |x| <= 2^126; anything else gives an
 /// unspecified value.
 ECHO_TP_HD float reciprocal_of_bf16(float x) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/drift.cuh"
 #include "kernels/stage.cuh"
 #include "kernels/warp.cuh"
 
@@ -72,23 +73,25 @@ __device__ __forceinline__ void quantise_neighbours(const Geometry& geometry,
   }
 }
 
-/// Rounds the item that `stage` has fetched into its tile on the wire at `tile` and updates the estimates.
+/// Rounds the item that `fetched` holds into its tile on the wire at `tile` and updates the estimates.
 /// All lanes take part.
 template <DataType D, Memory M, StateFormat F, bool Four>
 __device__ __forceinline__ void quantise_item(const Geometry& geometry, const Item& item,
-                                              const Stage<D, M, F>& stage, const StateView& state,
+                                              const Stage<D, M, F>& fetched, const StateView& state,
                                               bool pass_start, std::uint8_t* tile, int lane) {
-  stage.wait();
+  fetched.wait();
   if constexpr (M == Memory::kNone) {
-    quantise_neighbours<D, Four>(geometry, stage, tile,
+    quantise_neighbours<D, Four>(geometry, fetched, tile,
                                  item.begin_slice * (kWarpThreads / kNeighbourParts) + lane);
   } else {
+    const Stage<D, M, F> stage = fetched.kept();
     const int lane_shift = geometry.group_shift - 3;
     const int place = lane & (geometry.lanes - 1);
     const int bits = bits_of<Four>(geometry.out);
     std::uint8_t* codes = tile + (item.begin_slice * kWarpThreads + lane) * bits;
     GroupValues scales;
     StateCursor<F> cursor(state, item, pass_start, lane);
+    DriftCursor<M> drift(state.drift, item, Role::kSender, lane);
     if constexpr (F != StateFormat::kFp32)
       cursor.units.held = stage.units()[GroupValues::index(place, lane, lane_shift)];
 #pragma unroll 1
@@ -96,12 +99,16 @@ __device__ __forceinline__ void quantise_item(const Geometry& geometry, const It
       std::uint32_t raw[kElementWords<D>];
       LaneState<M, F, 1> estimates;
       stage.elements(s, raw);
-      stage.state(s, cursor, estimates);
+      if constexpr (by_element(M)) stage.state(s, cursor, estimates);
       float x[8];
       unpack_elements<D>(raw, x);
       Rounding rounding;
       std::uint32_t unused[kElementWords<D>];
-      round_compensated<D, M, F, Four, false>(x, estimates, s, geometry, place, cursor, rounding, unused);
+      if constexpr (M == Memory::kDrift) {
+        round_drifting<D, Four, false>(x, geometry, drift, rounding, unused);
+      } else {
+        round_compensated<D, M, F, Four, false>(x, estimates, s, geometry, place, cursor, rounding, unused);
+      }
       store_codes(codes, bits, rounding.codes);
       scales.keep(s, place, rounding.scale.bits);
       codes += kWarpThreads * bits;

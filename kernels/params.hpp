@@ -9,6 +9,18 @@
 
 namespace echotp {
 
+/// The two things that a rank does to elements: rounds those of other owners, and reduces its own.
+enum class Role : std::uint8_t { kSender, kOwner };
+
+/// The estimates of mode drift of one (communicator, direction). Null `estimate` means: no correction.
+struct DriftView {
+  int channels = 0;
+  float* estimate = nullptr;        // [2][channels] by Role
+  float* sum = nullptr;             // [2][channels] of the errors of the message so far
+  std::uint32_t* tokens = nullptr;  // [2][channels] that it is a sum of
+  float* error = nullptr;           // [elements of the chunk in whole tiles] scratch: input - decoded
+};
+
 /// The error estimates of one (communicator, direction). Element i of a message uses entry i, whichever role
 /// (sender or owner) this rank has for it; the roles never overlap. Null `fast` means: no state, no
 /// correction.
@@ -17,6 +29,7 @@ struct StateView {
   void* slow = nullptr;           // [capacity]; may be null when b == 0
   std::uint16_t* unit = nullptr;  // [capacity/group] bf16 unit of a group's entries; null for fp32
   std::int64_t capacity = 0;  // elements, a multiple of kTileElements; elements beyond it go uncompensated
+  DriftView drift = {};       // of mode drift, which uses nothing else of this
 };
 
 /// Counts that the kernels add to; the host reads them when it writes a receipt. Mapped host memory.
@@ -31,6 +44,7 @@ struct StagedArgs {
   void* recv = nullptr;        // [count], may equal send; start of the chunk
   std::int64_t count = 0;      // elements of this chunk
   std::int64_t first = 0;      // index of the chunk's first element in the message; selects the state entries
+  std::int64_t message = 0;    // elements of the message; only mode drift asks
   int rank = 0;
   int ranks = 1;
   DataType dtype = DataType::kBf16;

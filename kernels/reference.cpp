@@ -106,6 +106,12 @@ ReferenceAllReduce::ReferenceAllReduce(const ReferenceSetup& setup) : setup_(set
   const auto elements = static_cast<std::size_t>(setup.capacity);
   const bool dual = setup.compensation.b != 0;
   for (ReferenceState& state : state_) {
+    if (setup.compensation.mode == CompensationMode::kDrift) {
+      const auto channels = static_cast<std::size_t>(setup.compensation.channels);
+      const std::vector<float> zero(channels, 0);
+      state.as_sender = state.as_owner = {zero, zero, std::vector<std::uint32_t>(channels, 0)};
+      continue;
+    }
     if (setup.compensation.state != StateFormat::kFp32) state.unit.assign(elements / setup.codec.group, 0);
     switch (setup.compensation.state) {
       case StateFormat::kFp32:
@@ -124,8 +130,9 @@ ReferenceAllReduce::ReferenceAllReduce(const ReferenceSetup& setup) : setup_(set
   }
 }
 
-ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<float>& u, int bits) {
-  const int lowest = -(1 << (bits - 1));
+ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<float>& u, int bits) const {
+  const int lowest = -(1 << (bits - 1)) + (setup_.symmetric_range ? 1 : 0);
+  const int highest = (1 << (bits - 1)) - 1;
   // Beyond this the lowest code times the scale would overflow; within 8 bits' resolution of it a code would.
   const double scale_max = 0x1.FEp127 / -lowest;
   const double largest = bits == 8 ? 0x1.FFFCp127 : std::numeric_limits<double>::infinity();
@@ -155,7 +162,7 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::round_group(const std::vector<fl
   const auto inverse =
       bits == 4 ? static_cast<float>(round_bf16(1.0 / scale)) : 1.0f / static_cast<float>(scale);
   for (float value : u) {
-    const double code = std::clamp<double>(nearest_of_product(value, inverse), lowest, -lowest - 1);
+    const double code = std::clamp<double>(nearest_of_product(value, inverse), lowest, highest);
     result.codes.push_back(static_cast<int>(code));
     // An integer zero times a negative scale is minus zero, as in IEEE arithmetic.
     result.decoded.push_back(static_cast<float>(static_cast<int>(code)) * static_cast<float>(scale));
@@ -274,6 +281,61 @@ ReferenceAllReduce::Rounded ReferenceAllReduce::compensate(int rank, std::int64_
   return rounded;
 }
 
+ReferenceAllReduce::Rounded ReferenceAllReduce::drift(int rank, std::int64_t index, bool owner,
+                                                      const std::vector<float>& x, float* errors) {
+  const std::vector<float>& estimate =
+      owner ? state_[rank].as_owner.estimate : state_[rank].as_sender.estimate;
+  float absmax = 0;
+  for (float value : x) absmax = std::max(absmax, std::fabs(value));
+  std::vector<float> u = x;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const std::size_t channel = (static_cast<std::size_t>(index) + i) % estimate.size();
+    u[i] = x[i] + std::max(-absmax, std::min(absmax, estimate[channel]));
+    if (std::isfinite(x[i]) && !std::isfinite(u[i])) {
+      u[i] = std::copysign(std::numeric_limits<float>::max(), u[i]);
+    }
+  }
+  Rounded rounded = round_group(u, leg_bits(setup_.codec, owner ? Leg::kSecond : Leg::kFirst));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const float decoded =
+        owner ? value_of(setup_.dtype, bits_of(setup_.dtype, rounded.decoded[i])) : rounded.decoded[i];
+    const float error = x[i] - decoded;
+    errors[i] = std::isfinite(error) ? error : 0;
+  }
+  return rounded;
+}
+
+void ReferenceAllReduce::follow_drift(int rank, bool owner, std::int64_t first, std::int64_t count, bool last,
+                                      const std::vector<float>& errors) {
+  ReferenceDrift& state = owner ? state_[rank].as_owner : state_[rank].as_sender;
+  const auto channels = static_cast<std::int64_t>(state.estimate.size());
+  const std::int64_t first_row = first / channels;
+  const std::int64_t rows = (first + count + channels - 1) / channels - first_row;
+  const std::int64_t run_rows = (rows + 31) / 32;
+  for (std::int64_t channel = 0; channel < channels; ++channel) {
+    const auto at = static_cast<std::size_t>(channel);
+    if (first == 0) {
+      state.sum[at] = 0;
+      state.tokens[at] = 0;
+    }
+    for (std::int64_t begin = 0; begin < rows; begin += run_rows) {
+      float sum = 0;
+      for (std::int64_t row = begin; row < std::min(begin + run_rows, rows); ++row) {
+        const std::int64_t element = (first_row + row) * channels + channel - first;
+        if (element < 0 || element >= count) continue;
+        if ((element / kTileElements % setup_.ranks == rank) != owner) continue;
+        sum += errors[static_cast<std::size_t>(element)];
+        ++state.tokens[at];
+      }
+      state.sum[at] += sum;
+    }
+    if (!last || state.tokens[at] == 0) continue;
+    const float mean = state.sum[at] / static_cast<float>(state.tokens[at]);
+    const float next = std::fma(setup_.compensation.gain, mean, state.estimate[at]);
+    if (std::isfinite(next)) state.estimate[at] = next;
+  }
+}
+
 void ReferenceAllReduce::put(std::vector<std::uint8_t>& wire, Leg leg, std::int64_t tile_offset, int element,
                              const Rounded& group) const {
   const int bits = leg_bits(setup_.codec, leg);
@@ -312,7 +374,7 @@ std::vector<float> ReferenceAllReduce::get(const std::vector<std::uint8_t>& wire
 }
 
 void ReferenceAllReduce::call(const std::vector<std::vector<std::uint32_t>>& send, bool pass_start,
-                              std::int64_t first) {
+                              std::int64_t first, std::int64_t message) {
   const int ranks = setup_.ranks;
   const int group = setup_.codec.group;
   const auto count = static_cast<std::int64_t>(send[0].size());
@@ -322,6 +384,12 @@ void ReferenceAllReduce::call(const std::vector<std::vector<std::uint32_t>>& sen
   outbox_.assign(ranks, std::vector<std::uint8_t>(wire_size(Leg::kFirst), 0));
   gathered_.assign(wire_size(Leg::kSecond), 0);
   output_.assign(ranks, std::vector<std::uint32_t>(static_cast<std::size_t>(count), 0));
+
+  const bool last = message == 0 || first + count == message;
+  const bool drifts = setup_.compensation.mode == CompensationMode::kDrift &&
+                      (message == 0 ? first + count : message) % setup_.compensation.channels == 0;
+  std::vector<std::vector<float>> errors(
+      drifts ? ranks : 0, std::vector<float>(static_cast<std::size_t>(tile_count(count) * kTileElements)));
 
   const auto input = [&](int rank, std::int64_t start) {
     std::vector<float> x(static_cast<std::size_t>(group), 0.0f);
@@ -340,13 +408,18 @@ void ReferenceAllReduce::call(const std::vector<std::vector<std::uint32_t>>& sen
     const std::int64_t state_tile = first + tile * kTileElements;
     const bool has_state = state_tile + kTileElements <= setup_.capacity;
     const bool sender_state = has_state && setup_.compensation.mode == CompensationMode::kBoth;
-    const bool owner_state = has_state && setup_.compensation.mode != CompensationMode::kNone;
+    const bool owner_state = has_state && (setup_.compensation.mode == CompensationMode::kOwner ||
+                                           setup_.compensation.mode == CompensationMode::kBoth);
+    const auto round = [&](int rank, bool owned, std::int64_t start, const std::vector<float>& x) {
+      if (drifts) return drift(rank, first + start, owned, x, errors[rank].data() + start);
+      return compensate(rank, first + start, owned ? owner_state : sender_state, pass_start, owned, x);
+    };
     for (int element = 0; element < kTileElements; element += group) {
       const std::int64_t start = tile * kTileElements + element;
       for (int p = 0; p < ranks; ++p) {
         if (p == owner) continue;
         put(outbox_[p], Leg::kFirst, tile_offset(Leg::kFirst), element,
-            compensate(p, state_tile + element, sender_state, pass_start, false, input(p, start)));
+            round(p, false, start, input(p, start)));
       }
       std::vector<float> sum(static_cast<std::size_t>(group), 0.0f);
       for (int p = 0; p < ranks; ++p) {
@@ -355,7 +428,7 @@ void ReferenceAllReduce::call(const std::vector<std::vector<std::uint32_t>>& sen
         for (int i = 0; i < group; ++i) sum[i] = p == 0 ? term[i] : sum[i] + term[i];
       }
       for (float& value : sum) value *= setup_.post_scale;
-      const Rounded reduced = compensate(owner, state_tile + element, owner_state, pass_start, true, sum);
+      const Rounded reduced = round(owner, true, start, sum);
       if (!reduced.finite) ++nonfinite_groups_;
       put(gathered_, Leg::kSecond, tile_offset(Leg::kSecond), element, reduced);
       const std::vector<float> decoded = get(gathered_, Leg::kSecond, tile_offset(Leg::kSecond), element);
@@ -365,6 +438,9 @@ void ReferenceAllReduce::call(const std::vector<std::vector<std::uint32_t>>& sen
         }
       }
     }
+  }
+  for (int p = 0; drifts && p < ranks; ++p) {
+    for (const bool owner : {false, true}) follow_drift(p, owner, first, count, last, errors[p]);
   }
 }
 

@@ -21,6 +21,16 @@ struct ReferenceSetup {
   std::int64_t capacity = 0;  // state elements of every rank, a multiple of kTileElements; 0: no state
   /// Negative control for tests: feed the plain output error (input - decoded) back instead of the residual.
   bool output_error_feedback = false;
+  /// For comparison with published tables: codes from -7 to 7 (-127 to 127), the scale is a seventh (127th)
+  /// of the largest magnitude. Nothing else does this.
+  bool symmetric_range = false;
+};
+
+/// Estimates of mode drift of one rank in one role, [channels] each, and the sums they will follow.
+struct ReferenceDrift {
+  std::vector<float> estimate;
+  std::vector<float> sum;
+  std::vector<std::uint32_t> tokens;
 };
 
 /// Estimates of one rank. fp32 keeps `fast`/`slow` as values; fp16 and int8 as entries in units of `unit`
@@ -30,6 +40,7 @@ struct ReferenceState {
   std::vector<std::uint16_t> fast16, slow16;
   std::vector<std::int8_t> fast8, slow8;
   std::vector<std::uint16_t> unit;
+  ReferenceDrift as_sender, as_owner;  // mode drift alone
 };
 
 /// P ranks that all-reduce. Elements are passed as raw bits (in the low bits of a word for the 16-bit types).
@@ -44,9 +55,10 @@ class ReferenceAllReduce {
   }
 
   /// One call, or one chunk of it that starts at element `first` (a multiple of ranks * kTileElements) of the
-  /// message. send[p] are the elements of rank p, all of the same size. Afterwards the accessors below
-  /// describe this call.
-  void call(const std::vector<std::vector<std::uint32_t>>& send, bool pass_start, std::int64_t first = 0);
+  /// message. send[p] are the elements of rank p, all of the same size. `message` are the elements of the
+  /// whole message; 0: it ends with this chunk. Afterwards the accessors below describe this call.
+  void call(const std::vector<std::vector<std::uint32_t>>& send, bool pass_start, std::int64_t first = 0,
+            std::int64_t message = 0);
 
   /// Bytes that rank p put together for each owner, [ranks][segment_bytes]; tiles that nothing was written to
   /// are zero.
@@ -72,9 +84,14 @@ class ReferenceAllReduce {
     std::vector<float> decoded;
     bool finite = true;
   };
-  static Rounded round_group(const std::vector<float>& u, int bits);
+  Rounded round_group(const std::vector<float>& u, int bits) const;
   Rounded compensate(int rank, std::int64_t state_index, bool compensated, bool pass_start, bool owner,
                      const std::vector<float>& x);
+  /// Rounds a group that begins at element `index` of the message, and notes its errors in `errors`.
+  Rounded drift(int rank, std::int64_t index, bool owner, const std::vector<float>& x, float* errors);
+  /// Adds up the errors of a chunk, and lets the estimates follow if it is the last of its message.
+  void follow_drift(int rank, bool owner, std::int64_t first, std::int64_t count, bool last,
+                    const std::vector<float>& errors);
   /// Entries as stored; returns what one of them is worth.
   float load_state(int rank, std::int64_t index, std::vector<float>& fast, std::vector<float>& slow) const;
   void store_state(int rank, std::int64_t index, const std::vector<float>& fast,

@@ -46,7 +46,7 @@ constexpr int estimates_of(Memory memory) {
 
 /// Shared bytes of an item's units, one for each group of 32; fp32 estimates have none.
 constexpr int staged_unit_bytes(Memory memory, StateFormat format) {
-  return memory == Memory::kNone || format == StateFormat::kFp32 ? 0 : kItemSlices * kSliceElements / 32 * 2;
+  return !by_element(memory) || format == StateFormat::kFp32 ? 0 : kItemSlices * kSliceElements / 32 * 2;
 }
 
 /// Shared bytes of one warp, but for the peers.
@@ -70,14 +70,15 @@ __device__ __forceinline__ void wait_for_copies() {
 template <DataType D, Memory M, StateFormat F>
 class Stage {
  public:
-  static constexpr bool kHoldsState = M != Memory::kNone && F != StateFormat::kFp32;
+  static constexpr bool kHoldsState = by_element(M) && F != StateFormat::kFp32;
 
   __device__ __forceinline__ Stage(std::uint8_t* warp, unsigned lane)
-      : elements_(warp + mixed(lane) * 16),
-        warp_(warp),
+      : warp_(warp),
+        elements_(warp_ + mixed(lane) * 16),
         lane_(lane),
-        state_(warp + staged_element_bytes(D) + lane * 16),
-        units_(warp + staged_element_bytes(D) + estimates_of(M) * staged_estimate_bytes(F)),
+        copies_(warp_ + staged_element_bytes(D) + lane * 16),
+        estimates_(warp_ + staged_element_bytes(D) + lane * kStateWords<F> * 4),
+        units_(warp_ + staged_element_bytes(D) + estimates_of(M) * staged_estimate_bytes(F)),
         peers_(units_ + kUnitBytes) {}
 
   /// Begins an item: fetches its elements, estimates and units, or zeros for a state that is not there or
@@ -99,7 +100,7 @@ class Stage {
         const std::uint32_t zero[4] = {};
 #pragma unroll
         for (int at = 0; at < estimates_of(M) * kEstimateBytes; at += kCopyBytes)
-          store_words(state_ + at, zero);
+          store_words(copies_ + at, zero);
         if (has_units) store_words(units_ + lane * 16, zero);
       }
     }
@@ -121,6 +122,14 @@ class Stage {
     if (lane * 16 < scale_bytes) copy_async(to + peer_code_bytes(bits), scales + lane * 16);
   }
 
+  /// The same stage, with what every slice needs kept in registers. All lanes take part.
+  __device__ __forceinline__ Stage kept() const {
+    Stage result = *this;
+    result.elements_ = device::kept(elements_, lane_);
+    if constexpr (kHoldsState) result.estimates_ = device::kept(estimates_, lane_);
+    return result;
+  }
+
   /// The lane's elements of slice s.
   __device__ __forceinline__ void elements(int s, std::uint32_t (&raw)[kElementWords<D>]) const {
     load_vectors(elements_ + s * kSlicePitch, raw);
@@ -137,11 +146,10 @@ class Stage {
   __device__ __forceinline__ void state(int s, const StateCursor<F>& cursor,
                                         LaneState<M, F, 1>& state) const {
     if constexpr (kHoldsState) {
-      const std::uint8_t* fast =
-          warp_ + staged_element_bytes(D) + (s * kWarpThreads + lane_) * kStateWords<F> * 4;
+      const std::uint8_t* fast = estimates_ + s * kWarpThreads * kStateWords<F> * 4;
       load_words(fast, state.fast[0]);
       if constexpr (M == Memory::kDual) load_words(fast + kEstimateBytes, state.slow[0]);
-    } else if constexpr (M != Memory::kNone) {
+    } else if constexpr (by_element(M)) {
       load_state(cursor, state);
     }
   }
@@ -210,13 +218,14 @@ class Stage {
     const auto* from = static_cast<const std::uint8_t*>(estimate) + entry * (kStateWords<F> / 2) + lane_ * 16;
 #pragma unroll
     for (int at = 0; at < kEstimateBytes; at += kCopyBytes)
-      copy_async(state_ + which * kEstimateBytes + at, from + at);
+      copy_async(copies_ + which * kEstimateBytes + at, from + at);
   }
 
-  std::uint8_t* elements_;
   std::uint8_t* warp_;
+  std::uint8_t* elements_;
   unsigned lane_;
-  std::uint8_t* state_;
+  std::uint8_t* copies_;     // of estimates: the lane's first 16 bytes
+  std::uint8_t* estimates_;  // the lane's of the first slice
   std::uint8_t* units_;
   std::uint8_t* peers_;
 };

@@ -12,6 +12,7 @@ cudaError_t load_staged_kernels() noexcept {
   cudaError_t status = device::load_quantise_kernels();
   if (status == cudaSuccess) status = device::load_reduce_kernels();
   if (status == cudaSuccess) status = device::load_decode_kernels();
+  if (status == cudaSuccess) status = device::load_drift_kernel();
   return status;
 }
 
@@ -23,9 +24,22 @@ std::int64_t own_tiles(const StagedArgs& args) {
   return tiles > args.rank ? (tiles - args.rank + args.ranks - 1) / args.ranks : 0;
 }
 
+cudaError_t check_drift(const StagedArgs& args) {
+  const DriftView& drift = args.state.drift;
+  if (drift.channels <= 0 || drift.channels % args.codec.group != 0 || args.message % drift.channels != 0 ||
+      args.first + args.count > args.message) {
+    return cudaErrorInvalidValue;
+  }
+  if (drift.sum == nullptr || drift.tokens == nullptr || drift.error == nullptr) return cudaErrorInvalidValue;
+  return aligned16(drift.estimate) && aligned16(drift.error) ? cudaSuccess : cudaErrorMisalignedAddress;
+}
+
 }  // namespace
 
 Memory memory_of(const StagedArgs& args, Phase phase) noexcept {
+  if (args.compensation.mode == CompensationMode::kDrift) {
+    return args.state.drift.estimate == nullptr || phase == Phase::kDecode ? Memory::kNone : Memory::kDrift;
+  }
   if (args.state.fast == nullptr || phase == Phase::kDecode) return Memory::kNone;
   if (args.compensation.mode == CompensationMode::kNone) return Memory::kNone;
   if (args.compensation.mode == CompensationMode::kOwner && phase == Phase::kQuantise) return Memory::kNone;
@@ -68,6 +82,7 @@ cudaError_t check_arguments(const StagedArgs& args, Phase phase) noexcept {
     if (!aligned16(args.inbox)) return cudaErrorMisalignedAddress;
   }
   const Memory memory = memory_of(args, phase);
+  if (memory == Memory::kDrift) return check_drift(args);
   if (memory != Memory::kNone) {
     if (args.state.capacity < 0 || args.state.capacity % kTileElements != 0) return cudaErrorInvalidValue;
     if (memory == Memory::kDual && args.state.slow == nullptr) return cudaErrorInvalidValue;
@@ -137,7 +152,9 @@ cudaError_t launch(VariantTable& kernels, const StagedArgs& args, Phase phase, c
   const Kernel kernel =
       kernels[variant_of(args.codec, args.dtype, memory_of(args, phase), args.compensation.state)];
   const unsigned rows = phase == Phase::kQuantise ? static_cast<unsigned>(args.ranks - 1) : 1u;
-  return launch(kernel, args, make_geometry(args, phase), rows, stream);
+  const cudaError_t launched = launch(kernel, args, make_geometry(args, phase), rows, stream);
+  if (launched != cudaSuccess || memory_of(args, phase) != Memory::kDrift) return launched;
+  return launch_drift(args, phase == Phase::kQuantise ? Role::kSender : Role::kOwner, stream);
 }
 
 }  // namespace device

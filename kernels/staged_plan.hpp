@@ -30,9 +30,11 @@ Memory memory_of(const StagedArgs& args, Phase phase) noexcept;
 using Kernel = void (*)(StagedArgs, Geometry);
 
 /// Position of a kernel in a table of all variants: by width of the codes (4 bits on both legs, or others),
-/// then element type, then none, fast x 3 formats, dual x 3 formats.
+/// then element type, then none, fast x 3 formats, dual x 3 formats. Mode drift, which has no formats, comes
+/// after all of these.
 inline constexpr int kVariants = 7;
 inline constexpr int kTypes = 3;
+inline constexpr int kElementVariants = 2 * kTypes * kVariants;
 inline int width_variant_of(const Codec& codec) noexcept {
   return codec.bits == 4 && codec.first_leg_bits == 4 ? 0 : 1;
 }
@@ -40,10 +42,11 @@ inline int state_variant_of(Memory memory, StateFormat format) noexcept {
   return memory == Memory::kNone ? 0 : 1 + (memory == Memory::kDual ? 3 : 0) + static_cast<int>(format);
 }
 inline int variant_of(const Codec& codec, DataType dtype, Memory memory, StateFormat format) noexcept {
-  return (width_variant_of(codec) * kTypes + static_cast<int>(dtype)) * kVariants +
-         state_variant_of(memory, format);
+  const int type = width_variant_of(codec) * kTypes + static_cast<int>(dtype);
+  return memory == Memory::kDrift ? kElementVariants + type
+                                  : type * kVariants + state_variant_of(memory, format);
 }
-using VariantTable = const Kernel[2 * kTypes * kVariants];
+using VariantTable = const Kernel[kElementVariants + 2 * kTypes];
 
 /// Launches one kernel over geometry.items, `grid_rows` times. Uses no last-error state of the caller.
 cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geometry, unsigned grid_rows,
@@ -51,6 +54,10 @@ cudaError_t launch(Kernel kernel, const StagedArgs& args, const Geometry& geomet
 
 /// Checks the arguments of quantise or reduce and launches the variant that they ask for.
 cudaError_t launch(VariantTable& kernels, const StagedArgs& args, Phase phase, cudaStream_t stream) noexcept;
+
+/// Mode drift: after a chunk's elements of `role` were rounded, adds up their errors by channel; after the
+/// last chunk the estimates follow.
+cudaError_t launch_drift(const StagedArgs& args, Role role, cudaStream_t stream) noexcept;
 
 /// Loads kernels on the current device.
 template <class AnyKernel, int N>
@@ -66,6 +73,7 @@ cudaError_t load(const AnyKernel (&kernels)[N]) noexcept {
 cudaError_t load_quantise_kernels() noexcept;
 cudaError_t load_reduce_kernels() noexcept;
 cudaError_t load_decode_kernels() noexcept;
+cudaError_t load_drift_kernel() noexcept;
 
 }  // namespace echotp::device
 
@@ -81,4 +89,10 @@ cudaError_t load_decode_kernels() noexcept;
 #define ECHO_TP_TYPES(KERNEL, FOUR)                                                                 \
   ECHO_TP_VARIANTS(KERNEL, DataType::kBf16, FOUR), ECHO_TP_VARIANTS(KERNEL, DataType::kFp16, FOUR), \
       ECHO_TP_VARIANTS(KERNEL, DataType::kFp32, FOUR)
-#define ECHO_TP_ALL_VARIANTS(KERNEL) ECHO_TP_TYPES(KERNEL, true), ECHO_TP_TYPES(KERNEL, false)
+#define ECHO_TP_DRIFT_VARIANTS(KERNEL, FOUR)                             \
+  KERNEL<DataType::kBf16, Memory::kDrift, StateFormat::kFp32, FOUR>,     \
+      KERNEL<DataType::kFp16, Memory::kDrift, StateFormat::kFp32, FOUR>, \
+      KERNEL<DataType::kFp32, Memory::kDrift, StateFormat::kFp32, FOUR>
+#define ECHO_TP_ALL_VARIANTS(KERNEL)                                                               \
+  ECHO_TP_TYPES(KERNEL, true), ECHO_TP_TYPES(KERNEL, false), ECHO_TP_DRIFT_VARIANTS(KERNEL, true), \
+      ECHO_TP_DRIFT_VARIANTS(KERNEL, false)

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   const std::int64_t tile_first = (static_cast<std::int64_t>(row) * args.ranks + args.rank) * kTileElements;
   const Item item = make_item(tile_first, static_cast<int>(item_index % kTileItems), args.count,
                               geometry.vector, args.first, args.state.capacity);
-  const std::uint8_t* peers = args.inbox + static_cast<std::int64_t>(row) * geometry.in.tile_bytes;
+  const auto peers = [&] { return args.inbox + static_cast<std::int64_t>(row) * geometry.in.tile_bytes; };
   const GatheredTile wire{args.gathered + args.rank * geometry.out.segment_bytes +
                           static_cast<std::int64_t>(row) * geometry.out.tile_bytes};
   extern __shared__ uint4 shared[];
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<M>)
   stage.fetch(geometry, item, args.send, args.state, args.pass_start, lane);
   const int nonfinite =
       reduce_item<D, M, F, Four>(geometry, item, stage, args.recv, args.rank, args.ranks, args.post_scale,
-                                 args.state, args.pass_start, peers, wire, lane);
+                                 args.state, args.pass_start, peers(), peers, wire, lane);
   count_nonfinite(nonfinite, args.counters, lane);
 }
 

@@ -29,7 +29,12 @@ inline constexpr int kTileItems = kTileSlices / kItemSlices;
 enum class Phase { kQuantise, kReduce, kDecode };
 
 /// What is kept between calls, as far as it changes the inner loop.
-enum class Memory { kNone, kFast, kDual };
+enum class Memory { kNone, kFast, kDual, kDrift };
+
+/// Whether there are estimates of single elements.
+constexpr bool by_element(Memory memory) {
+  return memory == Memory::kFast || memory == Memory::kDual;
+}
 
 /// Resident blocks for the kernels with state: as many as leave the registers (64 or 72 a thread) that it
 /// takes not to spill.
@@ -339,6 +344,23 @@ __device__ __forceinline__ std::int64_t forgotten(std::int64_t value) {
   return value;
 }
 
+/// The same number, or address in shared memory, out of a shuffle: so it is kept in a register, where the
+/// compiler would rather work it out anew for every slice. All lanes take part.
+__device__ __forceinline__ int kept(int value, int lane) {
+  return __shfl_sync(0xFFFFFFFFu, value, lane);
+}
+template <class T>
+__device__ __forceinline__ T* kept(T* shared, int lane) {
+  const auto address = static_cast<int>(__cvta_generic_to_shared(shared));
+  return static_cast<T*>(__cvta_shared_to_generic(static_cast<std::uint32_t>(kept(address, lane))));
+}
+
+/// The same for a number that is the same in all lanes: branches by it then need no preparation for lanes
+/// that part.
+__device__ __forceinline__ int kept_uniform(int value) {
+  return __reduce_max_sync(0xFFFFFFFFu, value);
+}
+
 /// Where a lane's estimates lie, and what may be done with them.
 template <StateFormat F>
 struct StateCursor {
@@ -554,6 +576,17 @@ __device__ __forceinline__ void round_and_follow(const float (&u)[8], std::uint3
       residual[i] = __fmaf_rn(-code_of(encoded[i], width), result.scale.scale, u[i]);
   }
 
+  // The slow estimate first: then the fast one may take the residual's registers.
+  float largest = 0.0f;
+  float slow[8];
+  if constexpr (M == Memory::kDual) {
+    unpack_state<F>(state.slow[0], slow);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      slow[i] = follow_slow(scaled_k, slow[i], residual[i]);
+      if constexpr (F != StateFormat::kFp32) largest = fmaxf(largest, fabsf(slow[i]));
+    }
+  }
   float fast[8];
   if (geometry.coefficients.bf == 0.0f) {
 #pragma unroll
@@ -563,16 +596,9 @@ __device__ __forceinline__ void round_and_follow(const float (&u)[8], std::uint3
 #pragma unroll
     for (int i = 0; i < 8; ++i) fast[i] = follow_fast(scaled_k, false, fast[i], residual[i]);
   }
-  float slow[8];
-  if constexpr (M == Memory::kDual) unpack_state<F>(state.slow[0], slow);
-  float largest = 0.0f;
+  if constexpr (F != StateFormat::kFp32) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if constexpr (F != StateFormat::kFp32) largest = fmaxf(largest, fabsf(fast[i]));
-    if constexpr (M == Memory::kDual) {
-      slow[i] = follow_slow(scaled_k, slow[i], residual[i]);
-      if constexpr (F != StateFormat::kFp32) largest = fmaxf(largest, fabsf(slow[i]));
-    }
+    for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(fast[i]));
   }
   // A group that could not be rounded keeps its estimates, unless the pass starts here: then they become
   // zero.

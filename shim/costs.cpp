@@ -62,7 +62,7 @@ void read_compensation(const JsonValue& entry, Compensation& out, JsonErrors& er
   const auto value = known(entry, "compensation");
   if (!value || !value->expect_object(errors)) return;
   if (const auto mode = value->need(errors, "mode")) {
-    const auto choice = mode->choice(errors, {"none", "owner", "both"});
+    const auto choice = mode->choice(errors, {"none", "owner", "both", "drift"});
     out.mode = static_cast<CompensationMode>(choice.value_or(0));
   }
   const auto coefficient = [&](std::string_view key, float& to) {

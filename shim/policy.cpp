@@ -123,18 +123,18 @@ Codec codec_of(const PolicyRule& rule, bool last_call) noexcept {
   return codec;
 }
 
-bool allows_p2p(const PolicyRule& rule) noexcept {
-  return rule.transport != TransportChoice::kStaged;
-}
-
-int widest_bits(const PolicyRule& rule) noexcept {
-  return std::max({rule.codec.bits, rule.codec.first_leg_bits, rule.pass.last_call_bits.value_or(4)});
-}
-
 int widest_bits(const Policy& policy) noexcept {
   int widest = 4;
-  for (const PolicyRule& rule : policy.rules) widest = std::max(widest, widest_bits(rule));
+  for (const PolicyRule& rule : policy.rules)
+    widest =
+        std::max({widest, rule.codec.bits, rule.codec.first_leg_bits, rule.pass.last_call_bits.value_or(4)});
   return widest;
+}
+
+bool may_drift(const Policy& policy) noexcept {
+  return std::any_of(policy.rules.begin(), policy.rules.end(), [](const PolicyRule& rule) {
+    return rule.compensation.mode == CompensationMode::kDrift;
+  });
 }
 
 int match_policy(const Policy& policy, const CallFacts& facts) noexcept {
@@ -150,7 +150,14 @@ std::string explain(const Policy& policy, const CallFacts& facts) {
     const PolicyRule& rule = policy.rules[i];
     const unsigned unmet = unmet_conditions(rule, facts);
     out += "rule " + std::to_string(i) + ": ";
-    if (unmet == 0) return out + "matches; compressed with " + method(rule) + "\n";
+    if (unmet == 0) {
+      return out + "matches; compressed with " + method(rule) +
+             (compensable(rule.compensation, facts.count)
+                  ? ""
+                  : ", but without correction: the count is no multiple of channels " +
+                        std::to_string(rule.compensation.channels)) +
+             "\n";
+    }
     out += "no: " + why_not(rule.match, facts, unmet) + "\n";
   }
   return out + (policy.rules.empty() ? "the policy has no rules" : "no rule matches") +
@@ -181,6 +188,8 @@ const char* compensation_mode_name(CompensationMode mode) noexcept {
       return "owner";
     case CompensationMode::kBoth:
       return "both";
+    case CompensationMode::kDrift:
+      return "drift";
   }
   return "?";
 }

@@ -19,7 +19,7 @@ namespace {
 constexpr JsonLimits kPolicyLimits{.max_bytes = 1u << 20, .max_depth = 16};
 constexpr std::size_t kMaxRules = 256;
 constexpr std::int64_t kMaxPassCalls = 1'000'000;
-constexpr std::int64_t kMaxCtas = 1024;  // more than any GPU can hold
+constexpr std::int64_t kMaxChannels = 1 << 20;
 constexpr double kGainTolerance = 1e-6;  // of a + b = 1
 
 // Two of the same in a list are a slip of the pen, and would give equal policies different hashes.
@@ -162,14 +162,43 @@ void read_gains(const JsonValue& value, Compensation& out, JsonErrors& errors) {
   out.b = static_cast<float>(*slow);
 }
 
-void read_compensation(const JsonValue& value, Compensation& out, JsonErrors& errors) {
+void read_drift(const JsonValue& value, int group, Compensation& out, JsonErrors& errors) {
+  for (std::string_view key : {"a", "bf", "b", "bs", "state"}) {
+    if (const auto at = value.get(key))
+      at->complain(errors, "has no meaning with mode \"drift\"; leave it out");
+  }
+  if (const auto at = value.need(errors, "channels")) {
+    if (const auto channels = at->integer(errors, 1, kMaxChannels)) {
+      out.channels = static_cast<int>(*channels);
+      if (*channels % group != 0) {
+        at->complain(errors, "is " + std::to_string(*channels) +
+                                 "; expected a multiple of the codec's group, " + std::to_string(group));
+      }
+    }
+  }
+  if (const auto at = value.get("gain")) {
+    if (const auto gain = at->number(errors, 0, 1)) {
+      out.gain = static_cast<float>(*gain);
+      if (out.gain <= 0) at->complain(errors, "is 0; expected a number above 0, at most 1");
+    }
+  }
+}
+
+void read_compensation(const JsonValue& value, int group, Compensation& out, JsonErrors& errors) {
   if (!value.expect_object(errors)) return;
-  value.only_keys(errors, {"mode", "a", "bf", "b", "bs", "state"});
+  value.only_keys(errors, {"mode", "a", "bf", "b", "bs", "state", "channels", "gain"});
   bool error_feedback = false;
   if (const auto mode = value.get("mode")) {
-    const auto choice = mode->choice(errors, {"none", "owner", "both", "ef"});
-    error_feedback = choice == 3;
+    const auto choice = mode->choice(errors, {"none", "owner", "both", "drift", "ef"});
+    error_feedback = choice == 4;
     if (choice && !error_feedback) out.mode = static_cast<CompensationMode>(*choice);
+  }
+  if (out.mode == CompensationMode::kDrift) {
+    read_drift(value, group, out, errors);
+    return;
+  }
+  for (std::string_view key : {"channels", "gain"}) {
+    if (const auto at = value.get(key)) at->complain(errors, "belongs to mode \"drift\" alone");
   }
   if (error_feedback) {
     out = {.mode = CompensationMode::kBoth, .a = 1, .bf = 0, .b = 0, .bs = out.bs, .state = out.state};
@@ -219,19 +248,19 @@ PolicyRule read_rule(const JsonValue& value, JsonErrors& errors) {
   rule.match.dtypes = {DataType::kBf16, DataType::kFp16};
   rule.match.ops = {ReduceOp::kSum};
   if (!value.expect_object(errors)) return rule;
-  value.only_keys(
-      errors, {"match", "codec", "transport", "max_ctas", "compensation", "pass", "max_state_bytes", "note"});
+  value.only_keys(errors, {"match", "codec", "transport", "compensation", "pass", "max_state_bytes", "note"});
   if (const auto match = value.get("match")) read_match(*match, rule.match, errors);
   if (const auto codec = value.get("codec")) read_codec(*codec, rule.codec, errors);
   if (const auto transport = value.get("transport")) {
-    rule.transport =
-        static_cast<TransportChoice>(transport->choice(errors, {"auto", "staged", "p2p"}).value_or(0));
-  }
-  if (const auto limit = value.get("max_ctas")) {
-    if (const auto ctas = limit->integer(errors, 1, kMaxCtas)) rule.max_ctas = static_cast<int>(*ctas);
+    if (transport->raw_string() == "p2p") {
+      transport->complain(errors,
+                          "\"p2p\" is not available in this version; expected \"auto\" or \"staged\"");
+    } else if (const auto choice = transport->choice(errors, {"auto", "staged"})) {
+      rule.transport = static_cast<TransportChoice>(*choice);
+    }
   }
   if (const auto compensation = value.get("compensation"))
-    read_compensation(*compensation, rule.compensation, errors);
+    read_compensation(*compensation, rule.codec.group, rule.compensation, errors);
   if (const auto pass = value.get("pass")) read_pass(*pass, rule.pass, errors);
   if (const auto limit = value.get("max_state_bytes")) rule.max_state_bytes = limit->bytes(errors);
   if (const auto note = value.get("note")) rule.note = note->string(errors).value_or("");

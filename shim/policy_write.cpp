@@ -50,6 +50,11 @@ Json write_compensation(const Compensation& compensation) {
   Json out;
   out["mode"] = compensation_mode_name(compensation.mode);
   if (compensation.mode == CompensationMode::kNone) return out;
+  if (compensation.mode == CompensationMode::kDrift) {
+    out["channels"] = compensation.channels;
+    out["gain"] = shortest(compensation.gain);
+    return out;
+  }
   out["a"] = shortest(compensation.a);
   out["bf"] = shortest(compensation.bf);
   out["b"] = shortest(compensation.b);
@@ -87,7 +92,6 @@ Json write_policy(const Policy& policy, bool resolved) {
       for (const TransportStep& step : rule.transport_steps)
         item["transport_steps"].push_back({step.ranks, step.from_bytes, transport_name(step.transport)});
     }
-    if (rule.max_ctas) item["max_ctas"] = *rule.max_ctas;
     item["compensation"] = write_compensation(rule.compensation);
     item["pass"] = write_pass(rule.pass);
     if (rule.max_state_bytes) item["max_state_bytes"] = *rule.max_state_bytes;

@@ -40,19 +40,21 @@ StagedTransport::~StagedTransport() {
   if (memory_) cudaFree(memory_);
 }
 
-cudaError_t StagedTransport::allocate(std::int64_t chunk_elements, int widest_bits) noexcept {
+cudaError_t StagedTransport::allocate(std::int64_t chunk_elements, int widest_bits, bool drift) noexcept {
   const std::int64_t round = static_cast<std::int64_t>(ranks_) * kTileElements;
   chunk_elements_ = (chunk_elements + round - 1) / round * round;
   // Groups of 32 have the most scales: whatever the rule's group is, it fits.
   const Codec largest{.bits = widest_bits, .group = 32, .first_leg_bits = widest_bits};
   const std::int64_t segments = ranks_ * segment_bytes(chunk_elements_, ranks_, largest, Leg::kFirst);
-  scratch_bytes_ = segments * 3 * kSlots;
+  const std::int64_t errors = drift ? chunk_elements_ * static_cast<std::int64_t>(sizeof(float)) : 0;
+  scratch_bytes_ = segments * 3 * kSlots + errors;
   cudaError_t error = cudaMalloc(&memory_, static_cast<std::size_t>(scratch_bytes_));
   auto* next = static_cast<std::uint8_t*>(memory_);
   for (StagedSlot& slot : slots_) {
     slot = {next, next + segments, next + 2 * segments};
     next += 3 * segments;
   }
+  if (drift) drift_errors_ = reinterpret_cast<float*>(next);
   const auto event = [&](cudaEvent_t& made) {
     if (error == cudaSuccess) error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
   };
@@ -174,7 +176,10 @@ int StagedTransport::run_pipelined(const StagedArgs& whole, cudaStream_t stream)
   return cuda == cudaSuccess ? kNcclSuccess : kNcclUnhandledCudaError;
 }
 
-int StagedTransport::all_reduce(const StagedArgs& args, cudaStream_t stream) noexcept {
+int StagedTransport::all_reduce(const StagedArgs& call, cudaStream_t stream) noexcept {
+  StagedArgs args = call;
+  args.message = call.count;
+  args.state.drift.error = drift_errors_;
   return args.count <= chunk_elements_ ? run_chunk(args, stream) : run_pipelined(args, stream);
 }
 

@@ -36,11 +36,11 @@ class StagedTransport {
   ~StagedTransport();
 
   /// Allocates the scratch. `chunk_elements` is rounded up to whole rounds of tiles.
-  /// `widest_bits` is the widest code of any call to come.
-  cudaError_t allocate(std::int64_t chunk_elements, int widest_bits) noexcept;
+  /// `widest_bits` is the widest code of any call to come; `drift`: some will have that compensation mode.
+  cudaError_t allocate(std::int64_t chunk_elements, int widest_bits, bool drift) noexcept;
 
-  /// Enqueues one all-reduce on `stream`. `args` carries everything but the slot's buffers and the chunk's
-  /// place. Returns an ncclResult_t. No allocation, no host wait: may run inside a capture.
+  /// Enqueues one all-reduce on `stream`. `args` carries everything but the scratch and the chunk's place.
+  /// Returns an ncclResult_t. No allocation, no host wait: may run inside a capture.
   int all_reduce(const StagedArgs& args, cudaStream_t stream) noexcept;
 
   std::int64_t chunk_elements() const noexcept { return chunk_elements_; }
@@ -66,6 +66,7 @@ class StagedTransport {
   std::int64_t scratch_bytes_ = 0;
   void* memory_ = nullptr;
   std::array<StagedSlot, kSlots> slots_;
+  float* drift_errors_ = nullptr;  // [chunk_elements_]: kernels that use it all run on one stream
   cudaStream_t side_ = nullptr;
   cudaEvent_t fork_ = nullptr;
   std::array<cudaEvent_t, kSlots> quantised_{}, exchanged_{}, reduced_{}, gathered_{};

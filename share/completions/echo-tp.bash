@@ -28,6 +28,13 @@ _echo_tp() {
     --op) choices="sum avg" ;;
     --color) choices="auto always never" ;;
     --background) choices="idle copy collective" ;;
+    --compensation)
+      if [[ $command == simulate ]]; then choices="none owner both ef smooth drift"; fi
+      ;;
+    --state) choices="fp32 fp16 int8" ;;
+    --bits | --first-leg-bits) choices="4 8" ;;
+    --quantiser) choices="extremum symmetric" ;;
+    --activations) choices="gaussian heavy-tailed" ;;
     --group) choices="32 64 128" ;;
     --step-unit) choices="us ms s" ;;
     policy) choices="check show explain" ;;

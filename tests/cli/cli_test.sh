@@ -506,7 +506,7 @@ case_ab() {
 
 case_documents() {
   policy
-  for words in "--version --json" "doctor --json" "policy check $work/policy.json --json" "policy explain $work/policy.json --bytes 4MiB --ranks 2 --dtype bf16 --json"; do
+  for words in "--version --json" "doctor --json" "simulate --ranks 2 --group 128 --calls 3 --tokens 1 --json" "policy check $work/policy.json --json" "policy explain $work/policy.json --bytes 4MiB --ranks 2 --dtype bf16 --json"; do
     # shellcheck disable=SC2086
     try 0 '"schema": "echo-tp/' $words
     schema=$(sed -n 's/.*"schema": "\([^"]*\)".*/\1/p' "$work/out" | head -n 1)
@@ -529,8 +529,12 @@ case_schemas() {
     exit 77
   fi
   local what
-  for what in doctor summary; do
-    if [ $what = doctor ]; then try 0 "" doctor --json; else try 0 "" show "$source/share/examples/tp-job-2-ranks.echoprof" --json; fi
+  for what in doctor simulate summary; do
+    case $what in
+      doctor) try 0 "" doctor --json ;;
+      simulate) try 0 "" simulate --ranks 2 --group 32,64 --compensation none,smooth --calls 5 --tokens 1 --json ;;
+      summary) try 0 "" show "$source/share/examples/tp-job-2-ranks.echoprof" --json ;;
+    esac
     python3 - "$source/share/schemas/$what.schema.json" "$work/out" <<'P'
 import json, sys
 from jsonschema import Draft202012Validator
@@ -552,6 +556,29 @@ P
     expect "$what as in its schema" 0 $?
   done
   expect "rows are there to be judged" yes "$(if grep -q '"function"' "$work/out"; then echo yes; fi)"
+}
+
+case_simulate() {
+  try 2 "--ranks: '1'; expected numbers from 2 to 64" simulate --ranks 1
+  try 2 "--group: '48'; expected 32, 64 or 128" simulate --group 32,48
+  try 2 "--compensation: ''; expected none, owner, both, ef, smooth or drift" simulate --compensation none,
+  try 2 "expected" simulate --calls 0
+  try 0 "heavy-tailed activations" simulate --ranks 2 --group 32 --compensation both,drift --activations heavy-tailed --calls 8
+  expect "a row each, and a column each depth" "2 7" "$(grep -c '^ *2 ' "$work/out") $(awk '/ both /{print NF}' "$work/out")"
+  # The defaults answer in seconds, and say what the method is for.
+  try 0 "" simulate --json
+  python3 - "$work/out" <<'P'
+import json, sys
+rows = json.load(open(sys.argv[1]))["rows"]
+grown = {(r["ranks"], r["codec"]["group"], r["compensation"]): r["accumulated_error"] for r in rows}
+assert len(grown) == 36, len(grown)
+for (ranks, group, mode), error in grown.items():
+    assert len(error) == 8, error
+    assert error[7] > 9 * error[0] if mode == "none" else True, (ranks, group, mode, error)
+    assert error[7] < 1.3 * error[0] if mode in ("both", "ef") else True, (ranks, group, mode, error)
+P
+  expect "bounded with compensation, growing without" 0 $?
+  nothing_left simulate
 }
 
 case_policy_doc() {

@@ -69,6 +69,17 @@ for n in 2 4; do
     "all(c['captured'] > 0 and c['uncompensated'] == 0 for p in d['processes'] for c in p['communicators']) and len(d['processes']) == $n"
 done
 
+# Mode drift: several chunks a message; then a width that no message has, so that every call goes uncorrected.
+for channels in 256 96; do
+  sed "s/\"mode\": \"both\".*int8\"/\"mode\": \"drift\", \"channels\": $channels/" "$work/policy.json" >"$work/drift.json"
+  check "run: mode drift, channels $channels" env ECHO_TP_CHUNK_ELEMENTS=30000 timeout 150 "$echo_tp" run --policy "$work/drift.json" \
+    --report "$work/drift$channels.json" --force --require -- "$ranks" 2 -- "$job" "${tiny[@]}" --mode prefill --verify-ranks --check-finite
+done
+check "run: mode drift corrected every call" holds "$work/drift256.json" \
+  "d['totals']['compressed'] > 0 and d['totals']['uncompensated'] == 0 and all(c['state_bytes'] in (0, 6144) for p in d['processes'] for c in p['communicators'])"
+check "run: mode drift corrects whole tokens alone" holds "$work/drift96.json" \
+  "d['totals']['uncompensated'] == d['totals']['compressed'] > 0"
+
 check "profile: records the job" timeout 150 "$echo_tp" profile -o "$work/job.echoprof" -- "$ranks" 2 -- "$job" "${tiny[@]}" --mode prefill
 check "profile: show reads it" bash -c "'$echo_tp' show '$work/job.echoprof' --json >'$work/show.json'"
 check "estimate: answers from it" bash -c "'$echo_tp' estimate '$work/job.echoprof' --json >'$work/estimate.json'"

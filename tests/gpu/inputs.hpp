@@ -137,7 +137,7 @@ inline const char* name_of(DataType type) {
 }
 
 inline std::string describe(const ReferenceSetup& setup) {
-  const char* modes[] = {"none", "owner", "both"};
+  const char* modes[] = {"none", "owner", "both", "drift"};
   const char* formats[] = {"fp32", "fp16", "int8"};
   return std::string(name_of(setup.dtype)) + " group " + std::to_string(setup.codec.group) + " ranks " +
          std::to_string(setup.ranks) + " bits " + std::to_string(setup.codec.first_leg_bits) + "+" +

@@ -225,6 +225,78 @@ void test_graph(Tally& tally, Inputs& inputs) {
   cudaStreamDestroy(stream);
 }
 
+/// Estimates of channels, over calls of changing sizes, shapes and chunks, and over passes.
+void test_drift(Tally& tally, Inputs& inputs) {
+  const struct {
+    int channels, group;
+  } widths[] = {{32, 32}, {96, 32}, {1024, 128}, {2048, 64}, {5120, 128}, {4096, 32}};
+  int number = 0;
+  for (DataType dtype : {DataType::kBf16, DataType::kFp16, DataType::kFp32}) {
+    for (const auto& width : widths) {
+      for (int half = 0; half < 2; ++half, ++number) {
+        ReferenceSetup setup;
+        setup.ranks = number % 8 + 1;
+        setup.dtype = dtype;
+        setup.codec.group = width.group;
+        setup.codec.first_leg_bits = number % 4 == 1 ? 8 : 4;
+        setup.codec.bits = number % 7 == 2 ? 8 : 4;
+        setup.compensation.mode = CompensationMode::kDrift;
+        setup.compensation.channels = width.channels;
+        setup.compensation.gain = number % 3 == 0 ? 1.0f : 0.5f;
+        setup.post_scale = number % 5 == 3 ? 1.0f / static_cast<float>(setup.ranks) : 1.0f;
+        const std::int64_t row = setup.ranks * kTileElements;
+        const std::int64_t tokens = (3 * row + 4097) / width.channels + 2;
+        VirtualRanks ranks(setup, tokens * width.channels);
+        const int calls = number % 4 == 3 ? 68 : 16;
+        for (int call = 0; call < calls; ++call) {
+          std::int64_t count = (call % 4 == 3 ? 1 + call % tokens : tokens) * width.channels;
+          if (call % 8 == 6) --count;  // not whole tokens: no correction, estimates stay
+          CallShape shape;
+          shape.send_offset = call % 3 == 1 ? static_cast<int>(inputs.random() % 8) : 0;
+          shape.recv_offset = call % 4 == 1 ? static_cast<int>(inputs.random() % 8) : 0;
+          shape.in_place = call % 5 == 2;
+          shape.chunk = call % 6 == 4 ? row : call % 6 == 5 ? 2 * row : 0;
+          const std::string name = describe(setup) + " channels " + std::to_string(width.channels) +
+                                   " call " + std::to_string(call) + " count " + std::to_string(count);
+          const auto send = inputs.make(setup, count, call % 3 == 2);
+          if (!ranks.call(tally, name, send, call % 5 == 0, shape)) break;
+        }
+        tally.check(ranks.counters().nonfinite_groups == ranks.reference().nonfinite_groups(),
+                    describe(setup) + ": non-finite groups counted once");
+      }
+    }
+  }
+  // Not in captured graphs either does the state begin anew.
+  ReferenceSetup setup;
+  setup.ranks = 2;
+  setup.compensation.mode = CompensationMode::kDrift;
+  setup.compensation.channels = 256;
+  const std::int64_t count = 20 * 1024;
+  VirtualRanks all(setup, count);
+  cudaStream_t stream;
+  must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
+  all.enqueue(count, true, {}, stream);
+  all.enqueue(count, false, {}, stream);
+  must(cudaStreamEndCapture(stream, &graph), "end capture");
+  must(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  for (int replay = 0; replay < 4; ++replay) {
+    const auto send = inputs.make(setup, count, false);
+    all.prepare(send, {});
+    must(cudaDeviceSynchronize(), "prepare");
+    must(cudaGraphLaunch(executable, stream), "replay");
+    must(cudaStreamSynchronize(stream), "replay");
+    all.reference().call(send, true);
+    all.reference().call(send, false);
+    all.compare(tally, "drift, graph replay " + std::to_string(replay), count, {}, true);
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
 void test_arguments(Tally& tally) {
   DeviceBuffer memory(1 << 16);
   StagedArgs good;
@@ -262,6 +334,26 @@ void test_arguments(Tally& tally) {
     a.state.unit = reinterpret_cast<std::uint16_t*>(memory.data() + 45056);
     a.state.capacity = 2048;
   });
+  const auto drifting = [&](auto change) {
+    return [&, change](StagedArgs& a) {
+      a.compensation.mode = CompensationMode::kDrift;
+      a.count = a.message = 128;
+      auto* floats = reinterpret_cast<float*>(memory.data() + 40960);
+      a.state.drift = {64, floats, floats + 128, reinterpret_cast<std::uint32_t*>(floats + 256),
+                       floats + 384};
+      change(a);
+    };
+  };
+  StagedArgs drift = good;
+  drifting([](StagedArgs&) {})(drift);
+  tally.check(launch_quantise(drift, nullptr) == cudaSuccess && launch_reduce(drift, nullptr) == cudaSuccess,
+              "good arguments of mode drift are taken");
+  refused("channels that cut a group", cudaErrorInvalidValue,
+          drifting([](StagedArgs& a) { a.state.drift.channels = 16; }));
+  refused("half a token", cudaErrorInvalidValue, drifting([](StagedArgs& a) { a.count = a.message = 96; }));
+  refused("more than the message", cudaErrorInvalidValue, drifting([](StagedArgs& a) { a.count = 129; }));
+  refused("no scratch for errors", cudaErrorInvalidValue,
+          drifting([](StagedArgs& a) { a.state.drift.error = nullptr; }));
   StagedArgs empty;
   tally.check(launch_quantise(empty, nullptr) == cudaSuccess &&
                   launch_reduce(empty, nullptr) == cudaSuccess &&
@@ -404,6 +496,7 @@ int main() {
   run("matrix", [&] { test_matrix(tally, inputs); });
   run("chunks", [&] { test_chunks(tally, inputs); });
   run("without state", [&] { test_without_state(tally, inputs); });
+  run("drift", [&] { test_drift(tally, inputs); });
   run("graph", [&] { test_graph(tally, inputs); });
   run("large", [&] { test_large(tally); });
   std::printf("%d passed, %d failed\n", tally.passed, tally.failed);

@@ -90,6 +90,7 @@ class VirtualRanks {
         static_cast<std::size_t>(segment_bytes(largest, setup.ranks, kLargest, Leg::kFirst) * setup.ranks);
     const std::size_t user = static_cast<std::size_t>((largest + 2 * kGuard) * element_bytes(setup.dtype));
     const auto state = static_cast<std::size_t>(setup.capacity) * state_entry_bytes();
+    const auto channels = static_cast<std::size_t>(setup.compensation.channels);
     must(cudaHostAlloc(&counters_, sizeof(DeviceCounters), cudaHostAllocMapped), "cudaHostAlloc");
     *counters_ = {};
     for (int p = 0; p < setup.ranks; ++p) {
@@ -101,6 +102,15 @@ class VirtualRanks {
       fast_.emplace_back(state);
       slow_.emplace_back(state);
       unit_.emplace_back(static_cast<std::size_t>(setup.capacity / setup.codec.group) * 2);
+      estimate_.emplace_back(2 * channels * sizeof(float));
+      sum_.emplace_back(2 * channels * sizeof(float));
+      tokens_.emplace_back(2 * channels * sizeof(std::uint32_t));
+      error_.emplace_back(channels == 0 ? 0
+                                        : static_cast<std::size_t>(tile_count(largest) * kTileElements) * 4);
+      if (channels != 0) {
+        estimate_[p].fill(0);  // zero once, as the state store does it
+        sum_[p].fill(0xEE), tokens_[p].fill(0xEE), error_[p].fill(0xEE);
+      }
       poison_state(p);
     }
   }
@@ -195,7 +205,11 @@ class VirtualRanks {
       const std::int64_t first_leg = segment_bytes(length, setup_.ranks, setup_.codec, Leg::kFirst);
       const std::int64_t second_leg = segment_bytes(length, setup_.ranks, setup_.codec, Leg::kSecond);
       std::vector<StagedArgs> args;
-      for (int p = 0; p < setup_.ranks; ++p) args.push_back(make_args(p, first, length, pass_start, shape));
+      for (int p = 0; p < setup_.ranks; ++p) {
+        args.push_back(make_args(p, first, length, pass_start, shape));
+        args.back().message = count;
+        if (!compensable(setup_.compensation, count)) args.back().state.drift = {};
+      }
       for (const StagedArgs& a : args) must(launch_quantise(a, stream), "launch_quantise");
       for (int p = 0; p < setup_.ranks; ++p) {
         for (int q = 0; q < setup_.ranks; ++q) {
@@ -222,7 +236,11 @@ class VirtualRanks {
     prepare(send, shape);
     enqueue(count, pass_start, shape, nullptr);
     must(cudaDeviceSynchronize(), name.c_str());
-    reference_.call(send, pass_start);
+    if (setup_.compensation.mode == CompensationMode::kDrift && shape.chunk != 0) {
+      call_reference_in_chunks(send, pass_start, shape.chunk);
+    } else {
+      reference_.call(send, pass_start);
+    }
     return compare(tally, name, count, shape, compare_state);
   }
 
@@ -248,12 +266,30 @@ class VirtualRanks {
           equal(tally, rank + " output", download_output(p, count, shape), expected_output(p, count, shape));
       if (compare_state) good &= compare_state_of(tally, rank, p);
     }
+    joined_.clear();
     return good;
   }
 
  private:
   static constexpr int kGuard = 64;  // poisoned elements on both sides of the user's data
   static constexpr std::size_t kWireGuard = 256;
+
+  /// The order in which the errors of a channel are added depends on the chunks.
+  void call_reference_in_chunks(const std::vector<std::vector<std::uint32_t>>& send, bool pass_start,
+                                std::int64_t chunk) {
+    const auto count = static_cast<std::int64_t>(send[0].size());
+    joined_.assign(send.size(), {});
+    for (std::int64_t first = 0; first < count; first += chunk) {
+      const std::int64_t end = std::min(count, first + chunk);
+      std::vector<std::vector<std::uint32_t>> part;
+      for (const auto& rank : send) part.emplace_back(rank.begin() + first, rank.begin() + end);
+      reference_.call(part, pass_start, first, count);
+      for (int p = 0; p < setup_.ranks; ++p) {
+        const auto& output = reference_.output(p);
+        joined_[p].insert(joined_[p].end(), output.begin(), output.end());
+      }
+    }
+  }
 
   int state_entry_bytes() const {
     return setup_.compensation.state == StateFormat::kFp32   ? 4
@@ -304,6 +340,13 @@ class VirtualRanks {
                             : reinterpret_cast<std::uint16_t*>(unit_[p].data());
       args.state.capacity = setup_.capacity;
     }
+    if (setup_.compensation.mode == CompensationMode::kDrift) {
+      args.state = {};
+      args.state.drift = {setup_.compensation.channels, reinterpret_cast<float*>(estimate_[p].data()),
+                          reinterpret_cast<float*>(sum_[p].data()),
+                          reinterpret_cast<std::uint32_t*>(tokens_[p].data()),
+                          reinterpret_cast<float*>(error_[p].data())};
+    }
     return args;
   }
 
@@ -332,7 +375,8 @@ class VirtualRanks {
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>((count + 2 * kGuard) * size), 0xEE);
     const std::int64_t start = kGuard + (shape.in_place ? shape.send_offset : shape.recv_offset);
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::uint32_t element = reference_.output(p)[static_cast<std::size_t>(i)];
+      const auto& output = joined_.empty() ? reference_.output(p) : joined_[p];
+      const std::uint32_t element = output[static_cast<std::size_t>(i)];
       std::memcpy(bytes.data() + (start + i) * size, &element, static_cast<std::size_t>(size));
     }
     return bytes;
@@ -356,6 +400,9 @@ class VirtualRanks {
     compare_array("fast", fast_[p], want.fast8);
     compare_array("slow", slow_[p], want.slow8);
     compare_array("unit", unit_[p], want.unit);
+    std::vector<float> estimates = want.as_sender.estimate;
+    estimates.insert(estimates.end(), want.as_owner.estimate.begin(), want.as_owner.estimate.end());
+    compare_array("of channels", estimate_[p], estimates);
     return good;
   }
 
@@ -382,6 +429,8 @@ class VirtualRanks {
   FusedStatus* status_ = nullptr;
   std::vector<DeviceBuffer> windows_, progress_;
   std::vector<DeviceBuffer> send_, recv_, outbox_, inbox_, gathered_, fast_, slow_, unit_;
+  std::vector<DeviceBuffer> estimate_, sum_, tokens_, error_;  // mode drift
+  std::vector<std::vector<std::uint32_t>> joined_;             // outputs of the reference's chunks
 };
 
 }  // namespace echotp::test

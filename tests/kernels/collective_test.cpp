@@ -240,6 +240,70 @@ TEST_CASE("chunks equal the whole") {
   }
 }
 
+TEST_CASE("drift: a golden pair of calls, over a pass border") {
+  // Two ranks, 64 channels, two tokens, fp32. Rank 0 owns everything; rank 1 sends.
+  ReferenceSetup setup = make_setup(2, 0);
+  setup.dtype = DataType::kFp32;
+  setup.compensation.mode = CompensationMode::kDrift;
+  setup.compensation.channels = 64;
+  ReferenceAllReduce all(setup);
+  // Every group has -8 in it, so a step is 1. Channels 1 and 33 lie off the grid by 0.25.
+  std::vector<float> x(128, 1.0f);
+  for (int i = 0; i < 128; i += 32) x[i] = -8, x[i + 1] = 1.25f;
+  Bits send(2, std::vector<std::uint32_t>(128, 0));
+  for (int i = 0; i < 128; ++i) send[1][i] = ReferenceAllReduce::bits_of(setup.dtype, x[i]);
+  all.call(send, true);
+  CHECK(all.state(1).as_sender.estimate[1] == 0.125f);
+  CHECK(all.state(1).as_sender.estimate[33] == 0.125f);
+  CHECK(all.state(1).as_sender.estimate[0] == 0.0f);
+  CHECK(all.state(1).as_owner.estimate[1] == 0.0f);  // owns nothing of this message
+  CHECK(all.state(0).as_owner.estimate[1] == 0.0f);  // what arrives is on the grid
+  CHECK(ReferenceAllReduce::value_of(setup.dtype, all.output(0)[1]) == 1.0f);
+  all.call(send, true);
+  CHECK(all.state(1).as_sender.estimate[1] == 0.25f);
+  all.call(send, false);  // 1.25 + 0.25 is half way: to the even code, 2
+  CHECK(ReferenceAllReduce::value_of(setup.dtype, all.output(1)[1]) == 2.0f);
+  CHECK(all.state(1).as_sender.estimate[1] == -0.125f);
+  // A message that is not whole tokens: no correction, and the estimates stay.
+  for (auto& rank : send) rank.resize(127);
+  all.call(send, false);
+  CHECK(ReferenceAllReduce::value_of(setup.dtype, all.output(1)[1]) == 1.0f);
+  CHECK(all.state(1).as_sender.estimate[1] == -0.125f);
+}
+
+TEST_CASE("drift: ranks agree, chunks change nothing but the order of sums, NaN leaves no trace") {
+  std::mt19937_64 random(17);
+  for (int ranks : {1, 3, 8}) {
+    ReferenceSetup setup = make_setup(ranks, 0);
+    setup.compensation.mode = CompensationMode::kDrift;
+    setup.compensation.channels = 96;
+    const std::int64_t chunk = ranks * kTileElements;
+    const std::int64_t count = (2 * chunk + 96 * 5) / 96 * 96;
+    ReferenceAllReduce whole(setup), parts(setup);
+    for (int call = 0; call < 4; ++call) {
+      Bits send = gaussian(random, setup.dtype, ranks, count);
+      if (call == 2) send[0][5] = 0x7FC0;
+      whole.call(send, call == 0);
+      for (int p = 1; p < ranks; ++p) REQUIRE(whole.output(p) == whole.output(0));
+      for (std::int64_t first = 0; first < count; first += chunk) {
+        Bits part(ranks);
+        for (int p = 0; p < ranks; ++p) {
+          part[p].assign(send[p].begin() + first, send[p].begin() + std::min(first + chunk, count));
+        }
+        parts.call(part, call == 0, first, count);
+      }
+      for (int p = 0; p < ranks; ++p) {
+        for (std::size_t c = 0; c < 96; ++c) {
+          REQUIRE(std::isfinite(whole.state(p).as_owner.estimate[c]));
+          // A difference in the last bit of an estimate may change a code; few do.
+          CHECK(parts.state(p).as_owner.estimate[c] ==
+                doctest::Approx(whole.state(p).as_owner.estimate[c]).epsilon(0.01).scale(0.1));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("elements beyond the state's capacity go uncompensated") {
   std::mt19937_64 random(8);
   const std::int64_t count = 4 * 2048;

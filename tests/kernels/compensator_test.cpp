@@ -235,6 +235,19 @@ TEST_CASE("hand-made corrections and updates") {
   CHECK(usable_residual(-2.0f) == -2.0f);
 }
 
+TEST_CASE("estimates of channels follow the mean error, and stay where there is none") {
+  CHECK(follow_drift(1.0f, 0.5f, -6.0f, 3) == 0.0f);
+  CHECK(follow_drift(1.0f, 0.25f, 8.0f, 4) == 1.5f);
+  CHECK(follow_drift(1.5f, 0.5f, 0.0f, 0) == 1.5f);
+  CHECK(follow_drift(1.5f, 0.5f, std::numeric_limits<float>::infinity(), 2) == 1.5f);
+  CHECK(follow_drift(kFloatMax, 1.0f, kFloatMax, 1) == kFloatMax);
+  // 1/3 of 1 is no float: the mean is rounded once, and once more with the estimate.
+  CHECK(follow_drift(1.0f, 0.5f, 1.0f, 3) == std::fmaf(0.5f, 1.0f / 3.0f, 1.0f));
+  CHECK(drift_error(2.0f, -0.5f) == 2.5f);
+  CHECK(drift_error(2.0f, std::numeric_limits<float>::quiet_NaN()) == 0.0f);
+  CHECK(drift_error(kFloatMax, -kFloatMax) == 0.0f);
+}
+
 TEST_CASE("stored estimates: largest entry fills the range, error at most half a unit, zero stays zero") {
   std::mt19937_64 random(5);
   std::normal_distribution<float> normal;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "kernels/depth.hpp"
 #include "kernels/reference.hpp"
 #include "kernels/tile.hpp"
 #include "tests/kernels/simulation.hpp"
@@ -37,27 +38,16 @@ ReferenceSetup make_setup(const Compensation& how, DataType dtype = DataType::kF
   return setup;
 }
 
-/// RMS of the accumulated error of the non-outlier channels after each of the calls asked for.
+/// The accumulated error after each of the calls, by its number.
 std::map<int, double> accumulated_rms(const ReferenceSetup& setup, bool heavy, int calls, unsigned seed = 1) {
-  std::mt19937_64 random(seed);
-  ReferenceAllReduce all(setup);
-  std::vector<double> error(setup.capacity, 0.0);
+  const std::vector<double> error =
+      accumulated_error({.collective = setup,
+                         .activations = heavy ? Activations::kHeavyTailed : Activations::kGaussian,
+                         .elements = setup.capacity,
+                         .calls = calls,
+                         .seed = seed});
   std::map<int, double> result;
-  for (int call = 1; call <= calls; ++call) {
-    const Bits send = heavy ? heavy_tailed(random, setup.dtype, setup.ranks, setup.capacity)
-                            : gaussian(random, setup.dtype, setup.ranks, setup.capacity);
-    all.call(send, call == 1);
-    const std::vector<double> exact = exact_sum(setup.dtype, send);
-    double sum = 0;
-    int n = 0;
-    for (std::size_t i = 0; i < exact.size(); ++i) {
-      error[i] += ReferenceAllReduce::value_of(setup.dtype, all.output(0)[i]) - exact[i];
-      if (heavy && i % 1024 % 200 == 100) continue;
-      sum += error[i] * error[i];
-      ++n;
-    }
-    result[call] = std::sqrt(sum / n);
-  }
+  for (int call = 1; call <= calls; ++call) result[call] = error[static_cast<std::size_t>(call - 1)];
   return result;
 }
 
@@ -221,6 +211,65 @@ TEST_CASE("int8 and fp16 states are as good as fp32") {
         CAPTURE(static_cast<int>(format));
         CHECK(accumulated_rms(make_setup(stored), heavy, 64).at(64) < 1.03 * exact);
       }
+    }
+  }
+}
+
+TEST_CASE("drift: takes away what grows faster than a random walk, and only that") {
+  ReferenceSetup drift = make_setup(kNone, DataType::kFp32, 32 * 1024);
+  drift.compensation.mode = CompensationMode::kDrift;
+  drift.compensation.channels = 1024;
+  ReferenceSetup none = make_setup(kNone, DataType::kFp32, 32 * 1024);
+  const double plain = accumulated_rms(none, true, 128).at(128);
+  const std::map<int, double> drifting = accumulated_rms(drift, true, 128);
+  // Without it the error of small channels beside an outlier is the same in every call and adds up; what is
+  // left is a random walk.
+  const double walk = accumulated_rms(none, true, 1).at(1) * std::sqrt(128.0);
+  CHECK(plain > 1.5 * walk);
+  CHECK(drifting.at(128) < 0.65 * plain);
+  CHECK(drifting.at(128) < 1.25 * walk);
+  CHECK(drifting.at(128) > 0.8 * walk);
+  // Nothing to take away from a Gaussian.
+  const double gaussian_plain = accumulated_rms(none, false, 64).at(64);
+  CHECK(accumulated_rms(drift, false, 64).at(64) == doctest::Approx(gaussian_plain).epsilon(0.05));
+}
+
+TEST_CASE("depth: the published table of a Gaussian stream, within 5%") {
+  // 4 ranks, groups of 32, codes -7 to 7: accumulated error after 1, 8, 32 and 128 calls.
+  const struct {
+    const char* name;
+    Compensation how;
+    int first_leg_bits;
+    double error[4];
+  } rows[] = {
+      {"none", kNone, 4, {.129, .363, .730, 1.46}},
+      {"owner", {CompensationMode::kOwner, 1, 0, 0, 0.9f, StateFormat::kFp32}, 4, {.129, .258, .482, .947}},
+      {"ef", kEf, 4, {.129, .131, .130, .130}},
+      {"ef, int8", both(1, 0, 0, 0.9f, StateFormat::kInt8), 4, {.129, .130, .130, .129}},
+      {"both", kDual, 4, {.129, .132, .132, .133}},
+      {"smooth", kSmooth, 4, {.129, .151, .153, .154}},
+      {"one slow estimate", kLoco, 4, {.129, .213, .215, .216}},
+      {"8 bits to the owner",
+       {CompensationMode::kOwner, 1, 0, 0, 0.9f, StateFormat::kFp32},
+       8,
+       {.097, .099, .100, .110}},
+  };
+  const int depths[] = {1, 8, 32, 128};
+  for (const auto& row : rows) {
+    ReferenceSetup setup = make_setup(row.how, DataType::kFp32, 2 * kCount);
+    setup.codec.first_leg_bits = row.first_leg_bits;
+    setup.symmetric_range = true;
+    const std::map<int, double> error = accumulated_rms(setup, false, 128);
+    CAPTURE(row.name);
+    for (int i = 0; i < 4; ++i) {
+      CAPTURE(depths[i]);
+      CHECK(error.at(depths[i]) == doctest::Approx(row.error[i]).epsilon(0.05));
+    }
+    // The codec's own range, -8 to 7, has the same growth and a smaller error: 18.9 dB instead of 17.8.
+    setup.symmetric_range = false;
+    if (row.how == kNone || row.how == kEf) {
+      const double finer = accumulated_rms(setup, false, 8).at(8);
+      CHECK(finer / error.at(8) == doctest::Approx(std::pow(10, -1.1 / 20)).epsilon(0.03));
     }
   }
 }

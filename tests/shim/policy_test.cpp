@@ -135,6 +135,33 @@ TEST_CASE("policy: gains: one is completed from the other, and ef is both with a
   CHECK(parsed(with_compensation(R"("mode":"none")")).rules[0].compensation.mode == CompensationMode::kNone);
 }
 
+TEST_CASE("policy: drift needs the channels, and is written as it was read") {
+  const Policy policy = parsed(with_rule(
+      R"({"codec":{"group":128},"compensation":{"mode":"drift","channels":4096}},{"compensation":{"mode":"none"}})"));
+  const Compensation& drift = policy.rules[0].compensation;
+  CHECK(drift.mode == CompensationMode::kDrift);
+  CHECK(drift.channels == 4096);
+  CHECK(drift.gain == 0.5f);
+  CHECK(staged_only(drift));
+  CHECK(!staged_only(Compensation{}));
+  CHECK(compensable(drift, 3 * 4096));
+  CHECK(!compensable(drift, 3 * 4096 + 128));
+  CHECK(compensable(Compensation{}, 7));
+  CHECK(may_drift(policy));
+  CHECK(!may_drift(parsed(with_rule("{}"))));
+  const Policy other = parsed(with_compensation(R"("mode":"drift","channels":32,"gain":0.25)"));
+  const std::string text = policy_json(other);
+  CHECK(text.find("\"gain\": 0.25") != std::string::npos);
+  CHECK(text.find("\"state\"") == std::string::npos);
+  CHECK(parsed(text).rules[0].compensation == other.rules[0].compensation);
+  CHECK(parsed(text).hash == other.hash);
+  CHECK(other.hash != parsed(with_compensation(R"("mode":"drift","channels":64,"gain":0.25)")).hash);
+  CHECK(other.hash != parsed(with_compensation(R"("mode":"drift","channels":32)")).hash);
+  CHECK(explain(other, {.count = 64, .ranks = 2}).find("correction") == std::string::npos);
+  CHECK(explain(other, {.count = 63, .ranks = 2})
+            .find("without correction: the count is no multiple of channels 32") != std::string::npos);
+}
+
 TEST_CASE("policy: each fault is refused, at its pointer, with what was expected") {
   struct Case {
     std::string text, pointer, words;
@@ -185,12 +212,27 @@ TEST_CASE("policy: each fault is refused, at its pointer, with what was expected
       {with_rule(R"({"pass":{"last_call_bits":8}})"), "/rules/0/pass/last_call_bits", "needs \"calls\""},
       {with_rule(R"({"codec":{"group":48}})"), "/rules/0/codec/group", "expected 32, 64 or 128"},
       {with_rule(R"({"codec":{"width":4}})"), "/rules/0/codec", "unknown key 'width'"},
-      {with_rule(R"({"max_ctas":0})"), "/rules/0/max_ctas", "1"},
-      {with_rule(R"({"max_ctas":2000})"), "/rules/0/max_ctas", "1024"},
-      {with_rule(R"({"transport":"tcp"})"), "/rules/0/transport", "\"p2p\""},
+      {with_rule(R"({"transport":"p2p"})"), "/rules/0/transport", "not available in this version"},
+      {with_rule(R"({"transport":"tcp"})"), "/rules/0/transport", "expected \"auto\" or \"staged\""},
       {with_rule(R"({"compensation":"ef"})"), "/rules/0/compensation", "expected an object"},
       {with_compensation(R"("mode":"sender")"), "/rules/0/compensation/mode",
-       "\"owner\", \"both\" or \"ef\""},
+       "\"owner\", \"both\", \"drift\" or \"ef\""},
+      {with_compensation(R"("mode":"drift")"), "/rules/0/compensation", "channels"},
+      {with_compensation(R"("mode":"drift","channels":0)"), "/rules/0/compensation/channels", "from 1 to"},
+      {with_compensation(R"("mode":"drift","channels":48)"), "/rules/0/compensation/channels",
+       "is 48; expected a multiple of the codec's group, 32"},
+      {with_rule(R"({"compensation":{"mode":"drift","channels":64},"codec":{"group":128}})"),
+       "/rules/0/compensation/channels", "a multiple of the codec's group, 128"},
+      {with_compensation(R"("mode":"drift","channels":64,"gain":0)"), "/rules/0/compensation/gain",
+       "expected a number above 0"},
+      {with_compensation(R"("mode":"drift","channels":64,"gain":1.5)"), "/rules/0/compensation/gain",
+       "from 0 to 1"},
+      {with_compensation(R"("mode":"drift","channels":64,"state":"int8")"), "/rules/0/compensation/state",
+       "no meaning with mode \"drift\""},
+      {with_compensation(R"("mode":"drift","channels":64,"a":1)"), "/rules/0/compensation/a", "leave it out"},
+      {with_compensation(R"("channels":64)"), "/rules/0/compensation/channels", "mode \"drift\" alone"},
+      {with_compensation(R"("mode":"none","gain":0.5)"), "/rules/0/compensation/gain",
+       "mode \"drift\" alone"},
       {with_compensation(R"("a":0.9,"b":0.2)"), "/rules/0/compensation", "a + b is 1.1; expected 1"},
       {with_compensation(R"("a":0.9,"b":0.100002)"), "/rules/0/compensation", "a + b is 1; expected 1"},
       {with_compensation(R"("a":1.5,"b":-0.5)"), "/rules/0/compensation/a", "from 0 to 1"},
@@ -232,7 +274,7 @@ TEST_CASE("policy check: reports all errors in document order, at most twenty") 
   dir.write("good.json", kExample);
   CHECK(check_policy(dir.path("good.json")).empty());
   dir.write("bad.json",
-            with_rule(R"({"match":{"op":["max"],"max_bytes":-1},"codec":{"group":1}},{"transport":"tcp"})"));
+            with_rule(R"({"match":{"op":["max"],"max_bytes":-1},"codec":{"group":1}},{"transport":"p2p"})"));
   const auto errors = check_policy(dir.path("bad.json"));
   REQUIRE(errors.size() == 4);
   CHECK(errors[0].where.find("/rules/0/match/op/0") != std::string::npos);
@@ -282,8 +324,7 @@ TEST_CASE("policy: the written document reads back as the same policy") {
     if (pick(2) != 0) rule.match.communicator_name = "TP \"*\" \xc3\xa4";
     rule.match.in_capture = pick(2) != 0;
     rule.codec.group = 32 << pick(3);
-    rule.transport = static_cast<TransportChoice>(pick(3));
-    if (pick(2) == 1) rule.max_ctas = 1 + static_cast<int>(pick(64));
+    rule.transport = static_cast<TransportChoice>(pick(2));
     rule.compensation.mode = pick(2) != 0 ? CompensationMode::kOwner : CompensationMode::kBoth;
     rule.compensation.a = static_cast<float>(pick(1001)) / 1000.0f;
     rule.compensation.b = 1.0f - rule.compensation.a;
@@ -354,8 +395,6 @@ TEST_CASE("policy: whatever changes a call's treatment changes the hash") {
       with_match(R"("capture":false)"),
       with_rule(R"({"codec":{"group":64}})"),
       with_rule(R"({"transport":"staged"})"),
-      with_rule(R"({"transport":"p2p"})"),
-      with_rule(R"({"max_ctas":8})"),
       with_compensation(R"("mode":"owner")"),
       with_compensation(R"("mode":"none")"),
       with_compensation(R"("a":0.8)"),
@@ -507,19 +546,6 @@ TEST_CASE("policy: every policy that is shipped is valid") {
   REQUIRE(policy);
   CHECK(match_policy(*policy, {.count = 1 << 19, .ranks = 2}) == 0);
   CHECK(match_policy(*policy, {.count = (1 << 19) - 1, .ranks = 2}) == -1);
-}
-
-TEST_CASE("policy: transport and its limit of thread blocks") {
-  const auto policy = parse_policy(
-      with_rule(R"({"transport":"p2p","max_ctas":16},{"transport":"staged"},{})"), "p.json", ".");
-  REQUIRE(policy);
-  REQUIRE(policy->rules.size() == 3);
-  CHECK(policy->rules[0].transport == TransportChoice::kP2p);
-  CHECK(policy->rules[0].max_ctas == 16);
-  CHECK(!policy->rules[2].max_ctas);
-  CHECK(allows_p2p(policy->rules[0]));
-  CHECK(!allows_p2p(policy->rules[1]));
-  CHECK(allows_p2p(policy->rules[2]));
 }
 
 TEST_CASE("policy: the widest code of any rule, leg or last call decides the transport's scratch") {

@@ -44,6 +44,9 @@ const char* const kPolicy = R"({"schema":"echo-tp/policy/1","rules":[{"note":"n"
   "compensation":{"mode":"both","a":0.5,"bf":0.25,"b":0.5,"bs":0.5,"state":"int8"},
   "pass":{"calls":3,"resync":["all_gather"],"direction":"none","last_call_bits":8},"max_state_bytes":1}]})";
 
+const char* const kDriftPolicy = R"({"schema":"echo-tp/policy/1","rules":[{"codec":{"group":32},
+  "compensation":{"mode":"drift","channels":128,"gain":0.25}}]})";
+
 const char* const kCosts =
     R"({"schema":"echo-tp/costs/1","environment":{"gpu":"g","driver":"d","cuda":"c","nccl":"n",
   "host":"h","link":"l","nccl_env":{"A":"b"}},
@@ -250,6 +253,7 @@ int main() {
   scratch = &receipts;
   std::vector<Document> documents;
   add_mutations("policy", kPolicy, policy_accepts, documents);
+  add_mutations("policy", kDriftPolicy, policy_accepts, documents);
   add_mutations("costs", kCosts, costs_accepts, documents);
   const RunReport report = sample_report();
   add_mutations("receipt", receipt_json(report.processes[0]), receipt_accepts, documents);

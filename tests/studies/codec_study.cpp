@@ -87,34 +87,38 @@ void round_compensated(const Option& option, bool compensated, bool owner, const
   store(option.compensation.state, fast, slow, group);
 }
 
-/// Estimates a channel of one quantiser.
+/// Estimates a channel of one quantiser (mode drift).
 class Drift {
  public:
   explicit Drift(int channels) : estimate_(channels, 0), sum_(channels, 0), tokens_(channels, 0) {}
 
-  /// x + estimate, for elements from `start` on.
-  void correct(std::size_t start, std::vector<float>& x) const {
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] += static_cast<float>(estimate_[at(start + i)]);
-  }
-  /// Notes that the elements came out as `decoded` instead of `x`.
-  void note(std::size_t start, const std::vector<float>& x, const std::vector<float>& decoded) {
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      sum_[at(start + i)] += static_cast<double>(x[i]) - decoded[i];
-      tokens_[at(start + i)] += 1;
+  /// One rounding of a group that begins at element `start`.
+  void round(const Option& option, bool owner, std::size_t start, const float* x, float* decoded) {
+    const int group = option.codec.group;
+    float limit = 0;
+    for (int i = 0; i < group; ++i) limit = std::max(limit, std::fabs(x[i]));
+    std::vector<float> u(x, x + group);
+    for (int i = 0; i < group; ++i)
+      u[i] = corrected(x[i], clamp_symmetric(estimate_[channel(start + i)], limit));
+    round_compensated(option, false, owner, u.data(), nullptr, nullptr, decoded);
+    for (int i = 0; i < group; ++i) {
+      sum_[channel(start + i)] += drift_error(x[i], decoded[i]);
+      ++tokens_[channel(start + i)];
     }
   }
-  void end_call() {
-    constexpr double kGain = 0.5;
+  void end_call(float gain) {
     for (std::size_t c = 0; c < sum_.size(); ++c) {
-      if (tokens_[c] > 0) estimate_[c] += kGain * sum_[c] / tokens_[c];
-      sum_[c] = tokens_[c] = 0;
+      estimate_[c] = follow_drift(estimate_[c], gain, sum_[c], tokens_[c]);
+      sum_[c] = 0;
+      tokens_[c] = 0;
     }
   }
 
  private:
-  std::size_t at(std::size_t element) const { return element % estimate_.size(); }
+  std::size_t channel(std::size_t element) const { return element % estimate_.size(); }
 
-  std::vector<double> estimate_, sum_, tokens_;
+  std::vector<float> estimate_, sum_;
+  std::vector<std::uint32_t> tokens_;
 };
 
 double root_mean_square(const std::vector<double>& x) {
@@ -155,16 +159,9 @@ Outcome run(const Recording& recording, const Option& option) {
   std::vector<Estimates> estimates(ranks);
   for (Estimates& one : estimates) one.fast.assign(elements, 0), one.slow.assign(elements, 0);
 
-  const bool drift = option.drift && recording.hidden > 0;
+  const bool drift = mode == CompensationMode::kDrift && recording.hidden > 0;
   std::vector<Drift> senders(ranks, Drift(drift ? recording.hidden : 1));
   std::vector<Drift> owners = senders;
-  const auto round_drifting = [&](Drift& state, bool owner, std::size_t start, const std::vector<float>& x,
-                                  std::vector<float>& decoded) {
-    std::vector<float> u = x;
-    state.correct(start, u);
-    round_compensated(option, false, owner, u.data(), nullptr, nullptr, decoded.data());
-    state.note(start, x, decoded);
-  };
 
   Outcome outcome;
   std::vector<double> error(elements, 0);
@@ -185,7 +182,7 @@ Outcome run(const Recording& recording, const Option& option) {
         if (p == owner) {
           decoded = x;
         } else if (drift) {
-          round_drifting(senders[p], false, start, x, decoded);
+          senders[p].round(option, false, start, x.data(), decoded.data());
         } else {
           round_compensated(option, mode == CompensationMode::kBoth, false, x.data(),
                             estimates[p].fast.data() + start, estimates[p].slow.data() + start,
@@ -194,16 +191,16 @@ Outcome run(const Recording& recording, const Option& option) {
         for (int i = 0; i < group; ++i) sum[i] += decoded[i];
       }
       if (drift) {
-        round_drifting(owners[owner], true, start, sum, decoded);
+        owners[owner].round(option, true, start, sum.data(), decoded.data());
       } else {
-        round_compensated(option, mode != CompensationMode::kNone, true, sum.data(),
-                          estimates[owner].fast.data() + start, estimates[owner].slow.data() + start,
-                          decoded.data());
+        round_compensated(option, mode == CompensationMode::kOwner || mode == CompensationMode::kBoth, true,
+                          sum.data(), estimates[owner].fast.data() + start,
+                          estimates[owner].slow.data() + start, decoded.data());
       }
       for (int i = 0; i < group; ++i) wrong[start + i] = decoded[i] - exact[start + i];
     }
-    for (Drift& state : senders) state.end_call();
-    for (Drift& state : owners) state.end_call();
+    for (Drift& state : senders) state.end_call(option.compensation.gain);
+    for (Drift& state : owners) state.end_call(option.compensation.gain);
     for (std::size_t i = 0; i < elements; ++i) {
       error[i] += wrong[i];
       stream[i] += exact[i];
@@ -233,6 +230,7 @@ std::vector<Option> all_options() {
       {"both", compensation(CompensationMode::kBoth, 0.9f, 0, 0.1f, StateFormat::kInt8)},
       {"both fp32", compensation(CompensationMode::kBoth, 0.9f, 0, 0.1f, StateFormat::kFp32)},
       {"smooth", compensation(CompensationMode::kBoth, 0.75f, 0.25f, 0.25f, StateFormat::kInt8)},
+      {"drift", compensation(CompensationMode::kDrift, 1, 0, 0, StateFormat::kFp32)},
   };
   const struct {
     const char* name;
@@ -243,19 +241,21 @@ std::vector<Option> all_options() {
       {"int4 g64", {4, 64, 4}, Rounding::kSymmetric},
       {"int4 g128", {4, 128, 4}, Rounding::kSymmetric},
       {"int8+4 g32", {4, 32, 8}, Rounding::kSymmetric},
+      {"int8+4 g64", {4, 64, 8}, Rounding::kSymmetric},
+      {"int8+4 g128", {4, 128, 8}, Rounding::kSymmetric},
       {"int8 g32", {8, 32, 8}, Rounding::kSymmetric},
       {"asymmetric g32", {4, 32, 4}, Rounding::kAsymmetric},
       {"asymmetric g64", {4, 64, 4}, Rounding::kAsymmetric},
+      {"asymmetric g128", {4, 128, 4}, Rounding::kAsymmetric},
       {"hadamard g32", {4, 32, 4}, Rounding::kHadamard},
+      {"hadamard g64", {4, 64, 4}, Rounding::kHadamard},
       {"hadamard g128", {4, 128, 4}, Rounding::kHadamard},
   };
   std::vector<Option> options;
   for (const auto& codec : codecs) {
     for (const auto& mode : modes) {
-      options.push_back(
-          {std::string(codec.name) + ", " + mode.name, codec.codec, codec.rounding, mode.how, false});
+      options.push_back({std::string(codec.name) + ", " + mode.name, codec.codec, codec.rounding, mode.how});
     }
-    options.push_back({std::string(codec.name) + ", drift", codec.codec, codec.rounding, modes[0].how, true});
   }
   return options;
 }

@@ -23,10 +23,7 @@ struct Option {
   std::string name;
   Codec codec;
   Rounding rounding = Rounding::kSymmetric;
-  Compensation compensation;
-  /// Instead of an estimate an element, one a channel and quantiser, which integrates the mean error over the
-  /// tokens and needs no pass boundaries.
-  bool drift = false;
+  Compensation compensation;  // with mode drift the channels are the recording's
 
   /// Average over both legs, scales included, in bits an element.
   double wire_bits() const;
@@ -42,7 +39,8 @@ struct Outcome {
 /// A recorded pass: [calls][ranks][elements] as raw bf16.
 struct Recording {
   int ranks = 0;
-  int hidden = 0;  // channels: element i belongs to channel i mod hidden; 0: unknown, no drift
+  int hidden = 0;  // channels: element i belongs to channel i mod hidden; 0: unknown, and mode drift
+                   // corrects nothing
   std::vector<std::vector<std::vector<std::uint16_t>>> calls;
 };
 

@@ -5,10 +5,14 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 
 #include "tests/studies/codec_study.hpp"
 
@@ -108,11 +112,20 @@ int study_dump(const Arguments& arguments, int argc, char** argv) {
   out["recording"] = description;
   out["direction"] = arguments.direction;
   out["elements"] = recording.calls[0][0].size();
-  const char* const modes[] = {"none", "owner", "both"};
+  const char* const modes[] = {"none", "owner", "both", "drift"};
   const char* const states[] = {"fp32", "fp16", "int8"};
   const char* const roundings[] = {"symmetric", "asymmetric", "hadamard"};
-  for (const study::Option& option : study::all_options()) {
-    const study::Outcome outcome = study::run(recording, option);
+  const std::vector<study::Option> options = study::all_options();
+  // As many at a time as there are processors; the rows come in order.
+  const std::size_t at_once = std::max(1u, std::thread::hardware_concurrency());
+  std::deque<std::future<study::Outcome>> running;
+  std::size_t started = 0;
+  for (const study::Option& option : options) {
+    for (; started < options.size() && running.size() < at_once; ++started)
+      running.push_back(
+          std::async(std::launch::async, study::run, std::cref(recording), std::cref(options[started])));
+    const study::Outcome outcome = running.front().get();
+    running.pop_front();
     const auto worst = *std::min_element(outcome.sqnr_db.begin(), outcome.sqnr_db.end());
     std::printf("%-28s %5.3g  %6.2f %6.2f %7.2f  ", option.name.c_str(), option.wire_bits(),
                 outcome.sqnr_db[0], median(outcome.sqnr_db), worst);
@@ -127,7 +140,7 @@ int study_dump(const Arguments& arguments, int argc, char** argv) {
                                 {"group", option.codec.group},
                                 {"rounding", roundings[static_cast<int>(option.rounding)]}}},
                               {"compensation",
-                               {{"mode", option.drift ? "drift" : modes[static_cast<int>(how.mode)]},
+                               {{"mode", modes[static_cast<int>(how.mode)]},
                                 {"a", rounded({how.a})[0]},
                                 {"bf", rounded({how.bf})[0]},
                                 {"b", rounded({how.b})[0]},
@@ -141,7 +154,7 @@ int study_dump(const Arguments& arguments, int argc, char** argv) {
   if (arguments.json.empty()) return 0;
   const std::string temporary = arguments.json + ".tmp";
   std::ofstream target(temporary);
-  target << out.dump(2) << "\n";
+  target << out.dump() << "\n";  // a line: some hundred thousand numbers
   target.close();
   if (!target || std::rename(temporary.c_str(), arguments.json.c_str()) != 0)
     return complain(arguments.json + ": cannot be written");
