@@ -9,6 +9,7 @@
 #include <string>
 
 #include "shim/engine_abi.h"
+#include "shim/p2p_setup.hpp"
 #include "shim/policy.hpp"
 #include "shim/result.hpp"
 #include "shim/setup.hpp"
@@ -22,6 +23,7 @@ enum NcclResult : int {
   kNcclSystemError = 2,
   kNcclInternalError = 3,
   kNcclInvalidUsage = 5,
+  kNcclRemoteError = 6,  // NCCL's own answer when a remote process ended
   kNcclInProgress = 7,
 };
 
@@ -44,12 +46,14 @@ struct CompressedCall {
   bool pass_start = false;
   bool last_call = false;  // of its pass; equal on all ranks
   int direction = 0;       // which of the communicator's states: 0 forward, 1 backward
+  bool p2p = false;        // between peers, which was agreed on; else staged
 };
 
 /// What a compressed call did beside its result; goes into the receipt.
 struct CallOutcome {
   int result = kNcclSuccess;
   std::int64_t wire_bytes = 0;  // sent by this rank
+  bool p2p = false;             // went between peers
   bool uncompensated = false;   // the rule wants compensation, but there was no room for its state, or the
                                 // message does not consist of whole tokens (mode drift)
 };
@@ -70,12 +74,16 @@ class Backend {
   /// vote.
   virtual Status prepare(SetupRecord& mine) noexcept = 0;
 
-  /// Gathers every rank's record over the communicator. Blocks, at most `timeout_s` seconds; kSystem error
-  /// after that.
-  virtual Status exchange(const SetupRecord& mine, std::span<SetupRecord> all, double timeout_s) noexcept = 0;
+  /// Gathers equally many bytes of every rank, [ranks][mine.size()], over the communicator. Blocks, at most
+  /// `timeout_s` seconds; kSystem error after that.
+  virtual Status gather(std::span<const std::byte> mine, std::span<std::byte> all,
+                        double timeout_s) noexcept = 0;
 
   /// Runs one small compressed all-reduce and checks its result; this also connects the ranks.
   virtual Status self_test(double timeout_s) noexcept = 0;
+
+  /// This rank's side of setting up the transport between peers.
+  virtual P2pRank& p2p() noexcept = 0;
 
   /// Allocates the transport's scratch: at the first call that is to be compressed, because most
   /// communicators of a job never have one. Not inside a capture. An error becomes a "no" vote.
@@ -91,8 +99,13 @@ class Backend {
   virtual int join(void* stream, void* other) noexcept = 0;
 
   /// The job ends the communicator. May come from another thread while one of the calls above is stuck, so it
-  /// waits for none of them: they stop before their next NCCL call, and waits end early.
-  virtual void end() noexcept = 0;
+  /// waits for none of them: they stop before their next NCCL call, and waits end early. `abort`: kernels
+  /// that wait for a peer end too; otherwise what is enqueued is still done.
+  virtual void end(bool abort) noexcept = 0;
+
+  /// kNcclSuccess, or the error of a call that failed after it was enqueued. From any thread; never waits.
+  /// Once it is an error, it stays.
+  virtual int async_error() noexcept = 0;
 
   virtual BackendFacts facts() const noexcept = 0;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA backend: one communicator's context, staged transport, state store and the order of its calls.
+// The CUDA backend: one communicator's context, transports, state store and the order of its calls.
 #include <cuda_runtime_api.h>
 #include <time.h>
 
@@ -18,32 +18,10 @@
 #include "shim/compensation_state.hpp"
 #include "shim/context.hpp"
 #include "shim/drift_state.hpp"
+#include "shim/p2p_transport.hpp"
 #include "shim/staged_transport.hpp"
 
 namespace echotp {
-
-const Driver& driver() noexcept {
-  static const Driver loaded = [] {
-    Driver found;
-    const auto entry = [](const char* name, auto& pointer) {
-      void* symbol = nullptr;
-      cudaDriverEntryPointQueryResult status{};
-#if CUDART_VERSION >= 12050
-      const cudaError_t error =
-          cudaGetDriverEntryPointByVersion(name, &symbol, 12000, cudaEnableDefault, &status);
-#else
-      const cudaError_t error = cudaGetDriverEntryPoint(name, &symbol, cudaEnableDefault, &status);
-#endif
-      if (error == cudaSuccess && status == cudaDriverEntryPointSuccess)
-        pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(symbol);
-    };
-    entry("cuCtxGetCurrent", found.ctx_get_current);
-    entry("cuCtxPushCurrent", found.ctx_push_current);
-    entry("cuCtxPopCurrent", found.ctx_pop_current);
-    return found;
-  }();
-  return loaded;
-}
 
 namespace {
 
@@ -58,29 +36,13 @@ std::int64_t chunk_elements_from_environment() {
   return value > 0 ? std::min(value, kMost) : kDefaultChunkElements;
 }
 
-/// While it lives, this thread may allocate although another thread of the job captures in global mode.
-class RelaxedCapture {
- public:
-  RelaxedCapture() noexcept { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
-Error cuda_error(const char* what, cudaError_t error) {
-  cudaGetLastError();  // the job must not meet our error in its own next call
-  return {ErrorCode::kSystem, std::string(what) + ": " + cudaGetErrorString(error), ""};
-}
-
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const EchoTpNccl& nccl, void* comm, int rank, int ranks)
       : nccl_(nccl), comm_(comm), rank_(rank), ranks_(ranks) {
     transport_ = std::make_unique<StagedTransport>(nccl, comm, rank, ranks);
     test_transport_ = std::make_unique<StagedTransport>(nccl, comm, rank, ranks);
+    p2p_ = std::make_unique<P2pTransport>(rank, ranks);
     states_ = std::make_unique<std::array<CompensationState, 2>>();
     drift_states_ = std::make_unique<std::array<DriftState, 2>>();
   }
@@ -89,6 +51,7 @@ class CudaBackend final : public Backend {
     if (!context_) return;
     const ScopedContext scope(context_);
     const RelaxedCapture relaxed;
+    p2p_.reset();
     drift_states_.reset();
     states_.reset();  // here and not with the members: freeing needs the context
     transport_.reset();
@@ -124,6 +87,7 @@ class CudaBackend final : public Backend {
     if (error != cudaSuccess) return cuda_error("set-up", error);
     *counters_ = DeviceCounters{};
     chunk_elements_ = mine.chunk_elements;
+    p2p_->bind(context_, set_up_stream_);
     error = load_staged_kernels();
     if (error != cudaSuccess) return cuda_error("loading kernels", error);
     // Before the first vote: a rank that had no memory left for the self-test would miss from its calls.
@@ -142,30 +106,36 @@ class CudaBackend final : public Backend {
     return Unit{};
   }
 
-  Status exchange(const SetupRecord& mine, std::span<SetupRecord> all, double timeout_s) noexcept override {
+  P2pRank& p2p() noexcept override { return *p2p_; }
+
+  Status gather(std::span<const std::byte> mine, std::span<std::byte> all,
+                double timeout_s) noexcept override {
     if (!context_) return Error{ErrorCode::kSystem, "no CUDA context", ""};
     const ScopedContext scope(context_);
     const RelaxedCapture relaxed;
     // A rank whose own preparation failed must still be able to say no.
     if (!set_up_stream_) cudaStreamCreateWithFlags(&set_up_stream_, cudaStreamNonBlocking);
-    const std::size_t bytes = sizeof(SetupRecord);
-    const std::size_t all_bytes = bytes * static_cast<std::size_t>(ranks_);
+    const std::size_t bytes = mine.size();
+    const std::size_t all_bytes = all.size();
+    constexpr std::size_t kRecordBytes = std::max(sizeof(SetupRecord), sizeof(P2pRecord));
+    if (bytes > kRecordBytes) return Error{ErrorCode::kSystem, "set-up record too long", ""};
     // Kept for the next vote and freed with this object: cudaFree waits for everything on the GPU, and some
     // of that may wait for a peer who waits for us. For the same reason nothing here uses the default stream.
     cudaError_t error = cudaSuccess;
     if (!set_up_memory_) {
-      error = cudaMalloc(reinterpret_cast<void**>(&set_up_memory_), all_bytes);
+      const std::size_t most = kRecordBytes * static_cast<std::size_t>(ranks_);
+      error = cudaMalloc(reinterpret_cast<void**>(&set_up_memory_), most);
       if (error != cudaSuccess) {  // a full GPU must not keep a rank from voting no
         set_up_on_host_ = true;
-        error = cudaHostAlloc(reinterpret_cast<void**>(&set_up_memory_), all_bytes,
+        error = cudaHostAlloc(reinterpret_cast<void**>(&set_up_memory_), most,
                               cudaHostAllocMapped | cudaHostAllocPortable);
       }
     }
     if (error != cudaSuccess) return cuda_error("allocating the set-up records", error);
     std::uint8_t* const device = set_up_memory_;
     Status outcome = Unit{};
-    error = cudaMemcpyAsync(device + static_cast<std::size_t>(rank_) * bytes, &mine, bytes, cudaMemcpyDefault,
-                            set_up_stream_);
+    error = cudaMemcpyAsync(device + static_cast<std::size_t>(rank_) * bytes, mine.data(), bytes,
+                            cudaMemcpyDefault, set_up_stream_);
     if (error != cudaSuccess) {
       outcome = cuda_error("copying the set-up record", error);
     } else if (const int nccl = nccl_.all_gather(device + static_cast<std::size_t>(rank_) * bytes, device,
@@ -266,7 +236,8 @@ class CudaBackend final : public Backend {
     args.counters = counters_;
     outcome.uncompensated =
         args.compensation.mode != CompensationMode::kNone && !args.state.fast && !args.state.drift.estimate;
-    outcome.result = transport_->all_reduce(args, stream);
+    outcome.result = call.p2p ? all_reduce_p2p(args, call.capture.capturing, stream)
+                              : transport_->all_reduce(args, stream);
     outcome.wire_bytes = wire_bytes(call.count, ranks_, args.codec);
     state_bytes_.store((*states_)[0].bytes() + (*states_)[1].bytes() + (*drift_states_)[0].bytes() +
                            (*drift_states_)[1].bytes(),
@@ -275,7 +246,7 @@ class CudaBackend final : public Backend {
       captured_ = true;
       state.keep();
       drift_state.keep();
-      transport_->keep();
+      if (!call.p2p) transport_->keep();
     }
     if (!leave(call, stream) && outcome.result == kNcclSuccess) outcome.result = kNcclUnhandledCudaError;
     return outcome;
@@ -292,15 +263,18 @@ class CudaBackend final : public Backend {
     return error == cudaSuccess ? kNcclSuccess : kNcclUnhandledCudaError;
   }
 
-  void end() noexcept override {
+  void end(bool abort) noexcept override {
+    p2p_->end(abort);
     transport_->end();
     const std::lock_guard lock(ended_mutex_);
     ended_ = true;
   }
 
+  int async_error() noexcept override { return p2p_->failed() ? kNcclRemoteError : kNcclSuccess; }
+
   BackendFacts facts() const noexcept override {
     BackendFacts facts;
-    facts.scratch_bytes = transport_->scratch_bytes();
+    facts.scratch_bytes = transport_->scratch_bytes() + p2p_->scratch_bytes();
     facts.state_bytes = state_bytes_.load(std::memory_order_relaxed);
     if (counters_)
       facts.nonfinite_groups =
@@ -315,11 +289,26 @@ class CudaBackend final : public Backend {
     const RelaxedCapture relaxed;
     const bool done = !order_ || cudaEventQuery(order_) == cudaSuccess;
     if (!done) cudaGetLastError();
-    return done;
+    return done && p2p_->released();
   }
 
  private:
   std::size_t test_count() const { return static_cast<std::size_t>(ranks_) * kTileElements; }
+
+  int all_reduce_p2p(const StagedArgs& call, bool capturing, cudaStream_t stream) noexcept {
+    FusedArgs args;
+    args.send = call.send;
+    args.recv = call.recv;
+    args.count = call.count;
+    args.dtype = call.dtype;
+    args.codec = call.codec;
+    args.compensation = call.compensation;
+    args.post_scale = call.post_scale;
+    args.pass_start = call.pass_start;
+    args.state = call.state;
+    args.counters = call.counters;
+    return p2p_->all_reduce(args, capturing, stream) == cudaSuccess ? kNcclSuccess : kNcclUnhandledCudaError;
+  }
 
   /// The context of the communicator's device: the thread's current one if that is it, else the device's
   /// primary one. What the thread has selected stays as it is.
@@ -400,6 +389,7 @@ class CudaBackend final : public Backend {
   CUcontext context_ = nullptr;
   std::int64_t chunk_elements_ = 0;
   std::unique_ptr<StagedTransport> transport_;
+  std::unique_ptr<P2pTransport> p2p_;
   std::unique_ptr<std::array<CompensationState, 2>> states_;  // forward, backward
   std::unique_ptr<std::array<DriftState, 2>> drift_states_;   // likewise
   DeviceCounters* counters_ = nullptr;

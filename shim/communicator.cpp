@@ -19,17 +19,24 @@ std::shared_ptr<KnownCommunicator> CommunicatorTable::find(void* comm) const {
   return found == live_.end() ? nullptr : found->second;
 }
 
-bool CommunicatorTable::remove(void* comm) {
+bool CommunicatorTable::remove(void* comm, bool abort) {
   const std::lock_guard lock(mutex_);
   const auto found = live_.find(comm);
   if (found == live_.end()) return false;
   found->second->ended = true;
   // Set before a communicator is added and taken away only after it is removed: no lock needed, and none is
   // waited for, since another thread may be stuck inside a call.
-  if (found->second->backend) found->second->backend->end();
+  if (found->second->backend) found->second->backend->end(abort);
   ended_.push_back(std::move(found->second));
   live_.erase(found);
   return true;
+}
+
+int CommunicatorTable::async_error(void* comm) const {
+  const std::lock_guard lock(mutex_);  // keeps the backend alive; see remove()
+  const auto found = live_.find(comm);
+  return found == live_.end() || !found->second->backend ? kNcclSuccess
+                                                         : found->second->backend->async_error();
 }
 
 void CommunicatorTable::collect() {

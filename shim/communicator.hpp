@@ -28,6 +28,7 @@ struct KnownCommunicator {
   std::atomic<bool> reserved{false};  // that second vote took place, and every rank has its scratch
   std::atomic<bool> ended{false};     // the job destroys or aborts it: no call of ours may begin any more
   bool announced = false;             // the job has it; before that it is ours to abort
+  bool p2p = false;                   // agreed by vote before it is announced
 
   std::mutex mutex;                  // guards what follows; held while a call is enqueued
   std::unique_ptr<Backend> backend;  // null when off
@@ -49,8 +50,11 @@ class CommunicatorTable {
   std::shared_ptr<KnownCommunicator> find(void* comm) const;
 
   /// Takes the entry out: NCCL may hand out the same address again. A call on it that another thread is in
-  /// is told to stop. False if it was not known.
-  bool remove(void* comm);
+  /// is told to stop; `abort`: at once. False if it was not known.
+  bool remove(void* comm, bool abort);
+
+  /// Backend::async_error of a live communicator; kNcclSuccess if it is not known.
+  int async_error(void* comm) const;
 
   /// Frees ended communicators whose GPU work is over and that no captured graph refers to. Freeing may wait
   /// for the GPU: no lock is held meanwhile, so that a watchdog can still abort.

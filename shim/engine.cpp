@@ -100,13 +100,18 @@ class Engine {
     if (entry->off != Reason::kCompressed && result == kNcclSuccess) entry->backend.reset();
     entry->announced = true;
     table_.add(entry);
-    if (result != kNcclSuccess) table_.remove(comm);
+    if (result != kNcclSuccess) table_.remove(comm, true);
     ledger_.write();
     return result;
   }
 
-  void comm_ending(void* comm) {
-    if (table_.remove(comm)) ledger_.write();
+  void comm_ending(void* comm, bool abort) {
+    if (table_.remove(comm, abort)) ledger_.write();
+  }
+
+  void async_error(void* comm, int& state) {
+    if (state != kNcclSuccess) return;
+    if (const int ours = table_.async_error(comm); ours != kNcclSuccess) state = ours;
   }
 
   int all_reduce(const EchoTpNccl& nccl, const void* send, void* recv, const RawCall& raw, void* comm,
@@ -200,14 +205,38 @@ class Engine {
     if (result == kNcclSuccess && entry.off == Reason::kCompressed)
       result = vote_round(entry, entry.backend->self_test(timeout_s_));
     if (result != kNcclSuccess || entry.off != Reason::kCompressed) return result;
-    entry.receipt.transport = "staged";
+    result = set_up_peers(entry);
+    if (result != kNcclSuccess) return result;
+    entry.receipt.transport = entry.p2p ? "p2p" : "staged";
     if (talkative_)
-      say(entry.rank, "ready to compress on a communicator of %d ranks (NCCL %d at %s)", entry.ranks,
-          entry.nccl.version, entry.nccl.path);
+      say(entry.rank, "ready to compress on a communicator of %d ranks, %s (NCCL %d at %s)", entry.ranks,
+          entry.receipt.transport.c_str(), entry.nccl.version, entry.nccl.path);
     return kNcclSuccess;
   }
 
-  /// The second half of set-up, at the first eligible call: every rank is in that same call.
+  /// The transport between peers, if the policy has a use for it here: the same question on every rank, since
+  /// they agreed on the policy and on the rules that the communicator's name fits.
+  int set_up_peers(KnownCommunicator& entry) {
+    const P2pNeeds needs = p2p_needs(policy_, entry.ranks, entry.name);
+    if (!needs.wanted) return kNcclSuccess;
+    const Gather gather = [&](std::span<const std::byte> mine, std::span<std::byte> all) {
+      return entry.backend->gather(mine, all, timeout_s_);
+    };
+    const Result<P2pOutcome> outcome =
+        set_up_p2p(entry.backend->p2p(), gather, needs, entry.ranks, timeout_s_);
+    if (!outcome) return give_up(entry, outcome.error());
+    entry.p2p = outcome->way.has_value();
+    entry.receipt.p2p_asked_for = needs.asked_for;
+    entry.receipt.p2p_off = outcome->why_not;
+    if (entry.p2p) entry.receipt.p2p_way = p2p_way_name(*outcome->way);
+    // Where it was left to us, staged is as good an answer; where somebody counts on it, it is not.
+    if (!entry.p2p && entry.rank == 0 && (needs.asked_for || talkative_))
+      say(entry.rank, "no p2p transport on a communicator of %d ranks, staged instead: %s", entry.ranks,
+          outcome->why_not.c_str());
+    return kNcclSuccess;
+  }
+
+  /// The second half of set-up, at the first call that goes staged: every rank is in that same call.
   int reserve(KnownCommunicator& entry) {
     const int result = vote_round(entry, entry.backend->reserve(widest_bits(policy_), may_drift(policy_)));
     entry.reserved = result == kNcclSuccess && entry.off == Reason::kCompressed;
@@ -220,7 +249,9 @@ class Engine {
     entry.mine.ok = static_cast<bool>(able);
     if (!able) set_text(entry.mine.why_not, able.error().text());
     std::vector<SetupRecord> records(static_cast<std::size_t>(entry.ranks));
-    const Status exchanged = entry.backend->exchange(entry.mine, records, timeout_s_);
+    const Status exchanged =
+        entry.backend->gather(std::as_bytes(std::span<const SetupRecord>(&entry.mine, 1)),
+                              std::as_writable_bytes(std::span(records)), timeout_s_);
     if (!exchanged) return give_up(entry, exchanged.error());
     const Vote answer = vote(records);
     if (answer.off == Reason::kCompressed) return kNcclSuccess;
@@ -254,11 +285,20 @@ class Engine {
     return kNcclSystemError;
   }
 
+  /// Whether a call that is compressed goes between peers: a function of what the ranks agreed on.
+  bool goes_p2p(const KnownCommunicator& known, const HeldCall& call, const Decision& decision) const {
+    if (!known.p2p) return false;
+    const std::int64_t bytes = static_cast<std::int64_t>(call.raw.count) * element_bytes(decision.dtype);
+    return transport_of(policy_.rules[static_cast<std::size_t>(decision.rule)], known.ranks, bytes) ==
+           TransportChoice::kP2p;
+  }
+
   Decision decide_call(KnownCommunicator& known, HeldCall& call) {
     AgreedFacts agreed;
     agreed.ranks = known.ranks;
     agreed.off = known.off;
     agreed.communicator_name = known.name;
+    agreed.p2p = known.p2p;
     Decision decision = decide(policy_, agreed, call.raw);
     if (decision.reason != Reason::kCompressed) return decision;
     {
@@ -269,8 +309,10 @@ class Engine {
     if (call.capture.capturing) {
       call.raw.capturing = true;
       decision = decide(policy_, agreed, call.raw);
-      // The scratch can't be allocated in here; an eager call of this communicator has to come first.
-      if (decision.reason == Reason::kCompressed && !known.reserved) decision.reason = Reason::kCapture;
+      // The scratch of the staged transport can't be allocated in here; an eager call of this communicator
+      // has to come first.
+      if (decision.reason == Reason::kCompressed && !known.reserved && !goes_p2p(known, call, decision))
+        decision.reason = Reason::kCapture;
     }
     return decision;
   }
@@ -350,7 +392,11 @@ class Engine {
     const std::lock_guard lock(known.mutex);
     // Aborted by another thread since the call came in or was held: NCCL's communicator may be gone.
     if (known.ended || !known.backend) return kNcclInvalidUsage;
-    if (!known.reserved && known.off == Reason::kCompressed) {
+    // What was enqueued before has failed: nothing more can be done with this communicator, as after an error
+    // of NCCL.
+    if (const int failed = known.backend->async_error(); failed != kNcclSuccess) return failed;
+    const bool p2p = goes_p2p(known, call, call.decision);
+    if (!p2p && !known.reserved && known.off == Reason::kCompressed) {
       const int result = reserve(known);
       if (result != kNcclSuccess) return result;
     }
@@ -376,7 +422,9 @@ class Engine {
     compressed.pass_start = position.pass_start;
     compressed.last_call = position.last_call;
     compressed.direction = position.direction;
-    const CallOutcome outcome = known.backend->all_reduce(compressed);
+    compressed.p2p = p2p;
+    CallOutcome outcome = known.backend->all_reduce(compressed);
+    outcome.p2p = p2p;
     ledger_.count(known, call, &outcome);
     return outcome.result;
   }
@@ -420,8 +468,8 @@ int abi_comm_created(const EchoTpNccl* nccl, void* comm, EchoTpCreated how, cons
                  [] { return kNcclInternalError; });
 }
 
-void abi_comm_ending(void* comm, int) {
-  guarded([&] { return engine->comm_ending(comm), 0; }, [] { return 0; });
+void abi_comm_ending(void* comm, int abort) {
+  guarded([&] { return engine->comm_ending(comm, abort != 0), 0; }, [] { return 0; });
 }
 
 int abi_all_reduce(const EchoTpNccl* nccl, const void* send, void* recv, size_t count, int dtype, int op,
@@ -446,8 +494,9 @@ int abi_group_end(const EchoTpNccl* nccl) {
   return guarded([&] { return engine->group_end(*nccl); }, [] { return kNcclInternalError; });
 }
 
-void abi_async_error(void*, int*) {
-  // The staged transport runs NCCL's own collectives on the job's communicator: NCCL's answer is complete.
+void abi_async_error(void* comm, int* state) {
+  // Of the staged transport NCCL knows by itself, since its own collectives run there.
+  guarded([&] { return engine->async_error(comm, *state), 0; }, [] { return 0; });
 }
 
 }  // extern "C"

@@ -344,8 +344,8 @@ Status FdExchange::swap(int fd, std::span<UniqueFd> received, double timeout_s) 
   }
 }
 
-std::vector<UniqueFd> FdExchange::take_connections() noexcept {
-  return std::exchange(peers_, {});
+UniqueFd FdExchange::share_connection(int peer) const noexcept {
+  return UniqueFd(fcntl(peers_[static_cast<std::size_t>(peer)].get(), F_DUPFD_CLOEXEC, 3));
 }
 
 UniqueFd open_peer_process(int socket) noexcept {

@@ -43,8 +43,8 @@ class FdExchange {
   /// received[rank] is left empty. On an error nothing that was received stays open.
   Status swap(int fd, std::span<UniqueFd> received, double timeout_s) noexcept;
 
-  /// The connection to rank r, empty for this rank. They pass to the caller.
-  std::vector<UniqueFd> take_connections() noexcept;
+  /// Another descriptor of the connection to `peer`; empty for this rank, or if none is left.
+  UniqueFd share_connection(int peer) const noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;

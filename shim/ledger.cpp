@@ -99,6 +99,7 @@ void Ledger::count(KnownCommunicator& known, const HeldCall& call, const CallOut
     receipt.nccl_wire_bytes += 2 * (known.ranks - 1) * (bytes / known.ranks);
     receipt.echo_wire_bytes += outcome->wire_bytes;
     receipt.uncompensated += outcome->uncompensated;
+    receipt.p2p_calls += outcome->p2p;
     receipt.passes = known.passes.passes();
     set_facts(receipt, known.backend->facts());
   }

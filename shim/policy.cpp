@@ -123,11 +123,17 @@ Codec codec_of(const PolicyRule& rule, bool last_call) noexcept {
   return codec;
 }
 
+bool allows_p2p(const PolicyRule& rule) noexcept {
+  return rule.transport != TransportChoice::kStaged;
+}
+
+int widest_bits(const PolicyRule& rule) noexcept {
+  return std::max({rule.codec.bits, rule.codec.first_leg_bits, rule.pass.last_call_bits.value_or(4)});
+}
+
 int widest_bits(const Policy& policy) noexcept {
   int widest = 4;
-  for (const PolicyRule& rule : policy.rules)
-    widest =
-        std::max({widest, rule.codec.bits, rule.codec.first_leg_bits, rule.pass.last_call_bits.value_or(4)});
+  for (const PolicyRule& rule : policy.rules) widest = std::max(widest, widest_bits(rule));
   return widest;
 }
 

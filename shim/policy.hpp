@@ -16,7 +16,8 @@ namespace echotp {
 /// Reduction operators that a rule can name. Anything else is never compressed.
 enum class ReduceOp : std::uint8_t { kSum, kAvg };
 
-/// kAuto: the faster one by the cost table, without one p2p where the ranks agreed on it.
+/// How packed bytes travel. kAuto: the faster one by the cost table, without one p2p where the ranks agreed
+/// on it, else staged. kP2p: p2p where they did, and somebody counts on it and is told when they did not.
 enum class TransportChoice : std::uint8_t { kAuto, kStaged, kP2p };
 
 /// On `ranks` ranks, from `from_bytes` on, until the next step of the same ranks.
@@ -58,6 +59,7 @@ struct PolicyRule {
   Codec codec;
   TransportChoice transport = TransportChoice::kAuto;
   std::vector<TransportStep> transport_steps;  // of kAuto, from the cost table; by ranks, then size
+  std::optional<int> max_ctas;  // thread blocks that a call between peers may take; unset: by number of ranks
   Compensation compensation;
   PassRule pass;
   std::optional<std::int64_t>
@@ -88,6 +90,12 @@ TransportChoice transport_of(const PolicyRule& rule, int ranks, std::int64_t byt
 
 /// How a call of this rule travels; `last_call`: it is the last of its pass.
 Codec codec_of(const PolicyRule& rule, bool last_call) noexcept;
+
+/// Whether calls of this rule may go between peers directly.
+bool allows_p2p(const PolicyRule& rule) noexcept;
+
+/// The widest code, in bits, that a rule can put on the wire.
+int widest_bits(const PolicyRule& rule) noexcept;
 
 /// The widest code, in bits, that any rule can put on the wire; 4 for a policy without rules.
 int widest_bits(const Policy& policy) noexcept;

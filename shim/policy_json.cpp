@@ -20,6 +20,7 @@ constexpr JsonLimits kPolicyLimits{.max_bytes = 1u << 20, .max_depth = 16};
 constexpr std::size_t kMaxRules = 256;
 constexpr std::int64_t kMaxPassCalls = 1'000'000;
 constexpr std::int64_t kMaxChannels = 1 << 20;
+constexpr std::int64_t kMaxCtas = 1024;  // more than any GPU can hold
 constexpr double kGainTolerance = 1e-6;  // of a + b = 1
 
 // Two of the same in a list are a slip of the pen, and would give equal policies different hashes.
@@ -248,16 +249,16 @@ PolicyRule read_rule(const JsonValue& value, JsonErrors& errors) {
   rule.match.dtypes = {DataType::kBf16, DataType::kFp16};
   rule.match.ops = {ReduceOp::kSum};
   if (!value.expect_object(errors)) return rule;
-  value.only_keys(errors, {"match", "codec", "transport", "compensation", "pass", "max_state_bytes", "note"});
+  value.only_keys(
+      errors, {"match", "codec", "transport", "max_ctas", "compensation", "pass", "max_state_bytes", "note"});
   if (const auto match = value.get("match")) read_match(*match, rule.match, errors);
   if (const auto codec = value.get("codec")) read_codec(*codec, rule.codec, errors);
   if (const auto transport = value.get("transport")) {
-    if (transport->raw_string() == "p2p") {
-      transport->complain(errors,
-                          "\"p2p\" is not available in this version; expected \"auto\" or \"staged\"");
-    } else if (const auto choice = transport->choice(errors, {"auto", "staged"})) {
-      rule.transport = static_cast<TransportChoice>(*choice);
-    }
+    rule.transport =
+        static_cast<TransportChoice>(transport->choice(errors, {"auto", "staged", "p2p"}).value_or(0));
+  }
+  if (const auto limit = value.get("max_ctas")) {
+    if (const auto ctas = limit->integer(errors, 1, kMaxCtas)) rule.max_ctas = static_cast<int>(*ctas);
   }
   if (const auto compensation = value.get("compensation"))
     read_compensation(*compensation, rule.codec.group, rule.compensation, errors);

@@ -92,6 +92,7 @@ Json write_policy(const Policy& policy, bool resolved) {
       for (const TransportStep& step : rule.transport_steps)
         item["transport_steps"].push_back({step.ranks, step.from_bytes, transport_name(step.transport)});
     }
+    if (rule.max_ctas) item["max_ctas"] = *rule.max_ctas;
     item["compensation"] = write_compensation(rule.compensation);
     item["pass"] = write_pass(rule.pass);
     if (rule.max_state_bytes) item["max_state_bytes"] = *rule.max_state_bytes;

@@ -35,6 +35,10 @@ Json write_communicator(const CommunicatorReceipt& communicator) {
   out["off"] = text_or_null(communicator.off);
   out["off_detail"] = text_or_null(communicator.off_detail);
   out["transport"] = text_or_null(communicator.transport);
+  out["p2p_way"] = text_or_null(communicator.p2p_way);
+  out["p2p_off"] = text_or_null(communicator.p2p_off);
+  out["p2p_asked_for"] = communicator.p2p_asked_for;
+  out["p2p_calls"] = communicator.p2p_calls;
   out["calls"] = communicator.calls;
   out["compressed"] = communicator.compressed;
   out["captured"] = communicator.captured;
@@ -96,6 +100,11 @@ CommunicatorReceipt read_communicator(const JsonValue& value, JsonErrors& errors
   members.read("off", out.off);
   members.read("off_detail", out.off_detail);
   members.read("transport", out.transport);
+  members.read("p2p_way", out.p2p_way);
+  members.read("p2p_off", out.p2p_off);
+  if (const auto asked = members.known("p2p_asked_for"))
+    out.p2p_asked_for = asked->boolean(errors).value_or(false);
+  members.read("p2p_calls", out.p2p_calls);
   members.read("calls", out.calls);
   members.read("compressed", out.compressed);
   members.read("captured", out.captured);

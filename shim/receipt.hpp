@@ -40,7 +40,11 @@ struct CommunicatorReceipt {
   std::int64_t scratch_bytes = 0;     // device memory of the transport
   std::int64_t uncompensated = 0;     // compressed without state: over max_state_bytes or allocation refused
   std::int64_t nonfinite_groups = 0;  // groups that held NaN or Inf
-  std::string transport;              // "staged"
+  std::string transport;              // "staged", or "p2p": between peers where the rule allows it
+  std::string p2p_way;                // "vmm" or "ipc": how the peers share memory; empty without p2p
+  std::string p2p_off;                // why p2p, or the way that comes before, was not possible; else empty
+  bool p2p_asked_for = false;         // a rule for this communicator says "p2p"
+  std::int64_t p2p_calls = 0;         // of the compressed
 };
 
 struct Receipt {

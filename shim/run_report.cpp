@@ -55,6 +55,20 @@ void find_switched_off(RunReport& report) {
   report.problems.insert(report.problems.end(), lines.begin(), lines.end());
 }
 
+// A rule that names the transport counts on it.
+void find_missing_p2p(RunReport& report) {
+  std::set<std::string> lines;
+  for (const Receipt& receipt : report.processes) {
+    for (const CommunicatorReceipt& communicator : receipt.communicators) {
+      if (communicator.p2p_asked_for && communicator.p2p_way.empty())
+        lines.insert("communicator" + (communicator.name.empty() ? "" : " \"" + communicator.name + "\"") +
+                     " of " + std::to_string(communicator.ranks) +
+                     " ranks: the policy says transport \"p2p\", staged was used: " + communicator.p2p_off);
+    }
+  }
+  report.problems.insert(report.problems.end(), lines.begin(), lines.end());
+}
+
 void find_problems(RunReport& report) {
   if (report.processes.empty()) {
     report.problems.push_back(
@@ -81,6 +95,7 @@ void find_problems(RunReport& report) {
                               std::to_string(missing) + " of them; the counts do not hold their calls");
   }
   find_switched_off(report);
+  find_missing_p2p(report);
   for (const Receipt& receipt : report.processes) {
     if (report.facts.policy_hash != 0 && receipt.policy_hash != 0 &&
         receipt.policy_hash != report.facts.policy_hash) {

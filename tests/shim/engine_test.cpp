@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -44,6 +45,11 @@ bool reserved_drift = false;
 bool stream_captures = false;
 std::vector<CompressedCall> compressed_calls;
 std::vector<void*> ended;
+bool ended_by_abort = false;
+int async_error_now = kNcclSuccess;
+bool p2p_possible = false;
+std::function<void(P2pRecord&)> peer_says;  // changes the answer of rank 1 to a step of the peers' set-up
+std::vector<std::string> p2p_steps;
 bool quiet = false;                     // several threads at work: nothing is recorded
 std::function<void()> during_exchange;  // runs inside the exchange of a vote
 std::function<void()> during_free;      // runs while a backend frees its memory, which may wait for the GPU
@@ -69,6 +75,32 @@ EchoTpNccl fake_nccl() {
   return nccl;
 }
 
+/// Every step goes well, or the first one does not.
+class RecordingRank final : public P2pRank {
+ public:
+  Status offer(const P2pNeeds&, P2pRecord& mine) noexcept override {
+    if (!p2p_possible) return Error{ErrorCode::kSystem, "no peers here", ""};
+    mine.most_ctas = 64;
+    mine.resident_ctas = 132;
+    mine.ways = 3;
+    return step("offer");
+  }
+  Status connect(const P2pTerms&, std::span<const P2pRecord>, double) noexcept override {
+    return step("connect");
+  }
+  Status open_window(P2pWay way, P2pRecord&) noexcept override { return step(p2p_way_name(way)); }
+  Status import_windows(std::span<const P2pRecord>, double) noexcept override { return step("import"); }
+  Status self_test(double) noexcept override { return step("test"); }
+  void settle(bool) noexcept override {}
+  void close_windows() noexcept override { p2p_steps.push_back("close"); }
+
+ private:
+  static Status step(const char* name) {
+    if (!quiet) p2p_steps.push_back(name);
+    return Unit{};
+  }
+};
+
 class RecordingBackend final : public Backend {
  public:
   RecordingBackend(void* comm, int ranks) : comm_(comm), ranks_(ranks) {}
@@ -79,17 +111,33 @@ class RecordingBackend final : public Backend {
     mine.chunk_elements = 1 << 20;
     return Unit{};
   }
-  Status exchange(const SetupRecord& mine, std::span<SetupRecord> all, double) noexcept override {
+  Status gather(std::span<const std::byte> mine, std::span<std::byte> all, double) noexcept override {
     if (during_exchange) during_exchange();
     if (!next_exchange) return next_exchange;
-    for (int rank = 0; rank < ranks_; ++rank) {
-      all[static_cast<std::size_t>(rank)] = mine;
-      all[static_cast<std::size_t>(rank)].pid += rank;
+    const auto records = [&]<class Record>(Record first, auto&& change) {
+      std::memcpy(&first, mine.data(), sizeof first);
+      for (int rank = 0; rank < ranks_; ++rank) {
+        Record record = first;
+        change(record, rank);
+        std::memcpy(all.data() + static_cast<std::size_t>(rank) * sizeof record, &record, sizeof record);
+      }
+    };
+    if (mine.size() == sizeof(SetupRecord)) {
+      records(SetupRecord{}, [](SetupRecord& record, int rank) {
+        record.pid += rank;
+        if (rank > 0 && rank <= static_cast<int>(other_ranks.size()))
+          record = other_ranks[static_cast<std::size_t>(rank - 1)];
+      });
+    } else {
+      records(P2pRecord{}, [](P2pRecord& record, int rank) {
+        record.gpu_uuid[0] = static_cast<std::uint8_t>(rank);
+        if (rank == 1 && peer_says) peer_says(record);
+      });
     }
-    for (std::size_t i = 0; i < other_ranks.size(); ++i) all[i + 1] = other_ranks[i];
     return Unit{};
   }
   Status self_test(double) noexcept override { return Unit{}; }
+  P2pRank& p2p() noexcept override { return p2p_; }
   Status reserve(int, bool drift) noexcept override {
     if (!quiet) ++reserved, reserved_drift = drift;
     return next_reserve;
@@ -109,15 +157,19 @@ class RecordingBackend final : public Backend {
                      std::to_string(reinterpret_cast<std::uintptr_t>(other)));
     return 0;
   }
-  void end() noexcept override {
-    if (!quiet) ended.push_back(comm_);
+  void end(bool abort) noexcept override {
+    if (quiet) return;
+    ended.push_back(comm_);
+    ended_by_abort = abort;
   }
+  int async_error() noexcept override { return async_error_now; }
   BackendFacts facts() const noexcept override { return {}; }
   bool idle() noexcept override { return true; }
 
  private:
   void* comm_;
   int ranks_;
+  RecordingRank p2p_;
   int calls_here_ = 0;  // unguarded on purpose: the engine lets in one thread at a time
 };
 
@@ -153,6 +205,10 @@ struct Bed {
     next_comm_ranks = 2;
     stream_captures = false;
     ended.clear();
+    async_error_now = kNcclSuccess;
+    p2p_possible = false;
+    peer_says = nullptr;
+    p2p_steps.clear();
     during_exchange = nullptr;
     during_free = nullptr;
   }
@@ -609,6 +665,110 @@ TEST_CASE("engine: a rank without memory for the scratch turns compression off, 
   CHECK(bed.all_reduce(comm, 2) == 0);
   CHECK(events == std::vector<std::string>{on("nccl", 1, comm), on("nccl", 2, comm)});
   CHECK(reserved == 1);
+}
+
+TEST_CASE("engine: calls go between peers where all ranks agreed, also in a capture that comes first") {
+  Bed bed;
+  p2p_possible = true;
+  void* comm = bed.communicator();
+  CHECK(p2p_steps == std::vector<std::string>{"offer", "connect", "vmm", "import", "test"});
+  stream_captures = true;
+  bed.all_reduce(comm, 1);
+  stream_captures = false;
+  for (int call = 2; call <= 23; ++call) bed.all_reduce(comm, 2);
+  CHECK(reserved == 0);  // the staged transport's scratch is not needed
+  REQUIRE(compressed_calls.size() == 23);
+  for (const CompressedCall& call : compressed_calls) CHECK(call.p2p);
+  const CommunicatorReceipt receipt = bed.receipt_of(comm, 23);
+  CHECK(receipt.transport == "p2p");
+  CHECK(receipt.p2p_way == "vmm");
+  CHECK(receipt.p2p_off.empty());
+  CHECK(receipt.p2p_calls == 23);
+}
+
+TEST_CASE("engine: a rank that can't share memory makes all take the next way, and staged at last") {
+  Bed bed;
+  p2p_possible = true;
+  SUBCASE("CUDA IPC works") {
+    peer_says = [](P2pRecord& record) {
+      if (record.step != 4) return;  // offer, connect, window, import
+      record.ok = 0;
+      set_text(record.why_not, "no peer access");
+    };
+    void* comm = bed.communicator();
+    for (int call = 1; call <= 29; ++call) bed.all_reduce(comm, 1);
+    REQUIRE(compressed_calls.size() == 29);
+    CHECK(compressed_calls[0].p2p);
+    CHECK(p2p_steps ==
+          std::vector<std::string>{"offer", "connect", "vmm", "import", "close", "ipc", "import", "test"});
+    const CommunicatorReceipt receipt = bed.receipt_of(comm, 29);
+    CHECK(receipt.p2p_way == "ipc");
+    CHECK(receipt.p2p_off == "vmm: rank 1: no peer access");
+  }
+  SUBCASE("nothing works") {
+    peer_says = [](P2pRecord& record) {
+      if (record.step < 3) return;
+      record.ok = 0;
+      set_text(record.why_not, "no peer access");
+    };
+    void* comm = bed.communicator();
+    for (int call = 1; call <= 31; ++call) bed.all_reduce(comm, 1);
+    REQUIRE(compressed_calls.size() == 31);
+    CHECK(!compressed_calls[0].p2p);
+    CHECK(reserved == 1);
+    const CommunicatorReceipt receipt = bed.receipt_of(comm, 31);
+    CHECK(receipt.transport == "staged");
+    CHECK(receipt.p2p_way.empty());
+    CHECK(receipt.p2p_off == "vmm: rank 1: no peer access; ipc: rank 1: no peer access");
+    CHECK(receipt.p2p_calls == 0);
+  }
+}
+
+TEST_CASE("engine: ranks that stop talking while peers are set up end the communicator with an error") {
+  Bed bed;
+  p2p_possible = true;
+  int votes = 0;
+  during_exchange = [&] {
+    if (++votes == 5) next_exchange = Error{ErrorCode::kSystem, "not every rank answered within 1 s", ""};
+  };
+  void* comm = Bed::pointer(901);
+  CHECK(bed.engine->comm_created(&bed.nccl, comm, ECHO_TP_CREATED_BLOCKING, nullptr) == kNcclSystemError);
+  CHECK(events == std::vector<std::string>{"abort"});
+}
+
+TEST_CASE("engine: a call that failed after it was enqueued is NCCL's asynchronous error, and the last one") {
+  Bed bed;
+  p2p_possible = true;
+  void* comm = bed.communicator();
+  bed.all_reduce(comm, 1);
+  int state = kNcclSuccess;
+  bed.engine->async_error(comm, &state);
+  CHECK(state == kNcclSuccess);
+  async_error_now = kNcclRemoteError;
+  bed.engine->async_error(comm, &state);
+  CHECK(state == kNcclRemoteError);
+  state = kNcclSystemError;  // NCCL's own
+  bed.engine->async_error(comm, &state);
+  CHECK(state == kNcclSystemError);
+  CHECK(bed.all_reduce(comm, 2) == kNcclRemoteError);
+  bed.engine->group_start(&bed.nccl);
+  bed.all_reduce(comm, 3);
+  CHECK(bed.engine->group_end(&bed.nccl) == kNcclRemoteError);
+  CHECK(compressed_calls.size() == 1);
+  bed.engine->comm_ending(comm, 1);
+  CHECK(ended_by_abort);
+  state = kNcclSuccess;
+  bed.engine->async_error(comm, &state);
+  CHECK(state == kNcclSuccess);
+}
+
+TEST_CASE("engine: a communicator that is destroyed is not aborted") {
+  Bed bed;
+  void* comm = bed.communicator();
+  ended_by_abort = true;
+  bed.engine->comm_ending(comm, 0);
+  CHECK(ended == std::vector<void*>{comm});
+  CHECK(!ended_by_abort);
 }
 
 TEST_CASE("vote: a communicator's names may differ as long as they fit the same rules") {

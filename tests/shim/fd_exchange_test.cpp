@@ -133,9 +133,9 @@ TEST_CASE("fd exchange: a second swap on the same connections works, and connect
     CHECK(number_in(received[1].get()) == 10 + round);
   }
   CHECK(child.wait() == 0);
-  const std::vector<UniqueFd> connections = mine.take_connections();
+  const UniqueFd connection = mine.share_connection(1);
   char byte = 0;
-  CHECK(recv(connections[1].get(), &byte, 1, 0) == 0);
+  CHECK(recv(connection.get(), &byte, 1, 0) == 0);
 }
 
 TEST_CASE("fd exchange: a peer that is dead is named at once") {
@@ -164,8 +164,8 @@ TEST_CASE("fd exchange: a peer that is dead is named at once") {
     REQUIRE(!outcome);
     CHECK(outcome.error().text().find("rank 1") != std::string::npos);
     CHECK(seconds_since(start) < 5);
-    mine.take_connections();
   }
+  mine = FdExchange();
   ranks.exchanges.clear();
   CHECK(open_descriptors() == before);
 }
@@ -269,9 +269,10 @@ TEST_CASE("fd exchange: the process behind a connection can be watched") {
   });
   FdExchange mine = ranks.take(0);
   REQUIRE(mine.connect(0, ranks.addresses, kLong_s));
-  const std::vector<UniqueFd> connections = mine.take_connections();
-  CHECK(!connections[0]);
-  const UniqueFd process = open_peer_process(connections[1].get());
+  CHECK(!mine.share_connection(0));
+  const UniqueFd connection = mine.share_connection(1);
+  CHECK((fcntl(connection.get(), F_GETFD) & FD_CLOEXEC) != 0);
+  const UniqueFd process = open_peer_process(connection.get());
   CHECK(process);
   CHECK((fcntl(process.get(), F_GETFD) & FD_CLOEXEC) != 0);
 }

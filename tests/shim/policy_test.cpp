@@ -212,8 +212,9 @@ TEST_CASE("policy: each fault is refused, at its pointer, with what was expected
       {with_rule(R"({"pass":{"last_call_bits":8}})"), "/rules/0/pass/last_call_bits", "needs \"calls\""},
       {with_rule(R"({"codec":{"group":48}})"), "/rules/0/codec/group", "expected 32, 64 or 128"},
       {with_rule(R"({"codec":{"width":4}})"), "/rules/0/codec", "unknown key 'width'"},
-      {with_rule(R"({"transport":"p2p"})"), "/rules/0/transport", "not available in this version"},
-      {with_rule(R"({"transport":"tcp"})"), "/rules/0/transport", "expected \"auto\" or \"staged\""},
+      {with_rule(R"({"max_ctas":0})"), "/rules/0/max_ctas", "1"},
+      {with_rule(R"({"max_ctas":2000})"), "/rules/0/max_ctas", "1024"},
+      {with_rule(R"({"transport":"tcp"})"), "/rules/0/transport", "\"p2p\""},
       {with_rule(R"({"compensation":"ef"})"), "/rules/0/compensation", "expected an object"},
       {with_compensation(R"("mode":"sender")"), "/rules/0/compensation/mode",
        "\"owner\", \"both\", \"drift\" or \"ef\""},
@@ -274,7 +275,7 @@ TEST_CASE("policy check: reports all errors in document order, at most twenty") 
   dir.write("good.json", kExample);
   CHECK(check_policy(dir.path("good.json")).empty());
   dir.write("bad.json",
-            with_rule(R"({"match":{"op":["max"],"max_bytes":-1},"codec":{"group":1}},{"transport":"p2p"})"));
+            with_rule(R"({"match":{"op":["max"],"max_bytes":-1},"codec":{"group":1}},{"transport":"tcp"})"));
   const auto errors = check_policy(dir.path("bad.json"));
   REQUIRE(errors.size() == 4);
   CHECK(errors[0].where.find("/rules/0/match/op/0") != std::string::npos);
@@ -324,7 +325,8 @@ TEST_CASE("policy: the written document reads back as the same policy") {
     if (pick(2) != 0) rule.match.communicator_name = "TP \"*\" \xc3\xa4";
     rule.match.in_capture = pick(2) != 0;
     rule.codec.group = 32 << pick(3);
-    rule.transport = static_cast<TransportChoice>(pick(2));
+    rule.transport = static_cast<TransportChoice>(pick(3));
+    if (pick(2) == 1) rule.max_ctas = 1 + static_cast<int>(pick(64));
     rule.compensation.mode = pick(2) != 0 ? CompensationMode::kOwner : CompensationMode::kBoth;
     rule.compensation.a = static_cast<float>(pick(1001)) / 1000.0f;
     rule.compensation.b = 1.0f - rule.compensation.a;
@@ -395,6 +397,8 @@ TEST_CASE("policy: whatever changes a call's treatment changes the hash") {
       with_match(R"("capture":false)"),
       with_rule(R"({"codec":{"group":64}})"),
       with_rule(R"({"transport":"staged"})"),
+      with_rule(R"({"transport":"p2p"})"),
+      with_rule(R"({"max_ctas":8})"),
       with_compensation(R"("mode":"owner")"),
       with_compensation(R"("mode":"none")"),
       with_compensation(R"("a":0.8)"),
@@ -546,6 +550,19 @@ TEST_CASE("policy: every policy that is shipped is valid") {
   REQUIRE(policy);
   CHECK(match_policy(*policy, {.count = 1 << 19, .ranks = 2}) == 0);
   CHECK(match_policy(*policy, {.count = (1 << 19) - 1, .ranks = 2}) == -1);
+}
+
+TEST_CASE("policy: transport and its limit of thread blocks") {
+  const auto policy = parse_policy(
+      with_rule(R"({"transport":"p2p","max_ctas":16},{"transport":"staged"},{})"), "p.json", ".");
+  REQUIRE(policy);
+  REQUIRE(policy->rules.size() == 3);
+  CHECK(policy->rules[0].transport == TransportChoice::kP2p);
+  CHECK(policy->rules[0].max_ctas == 16);
+  CHECK(!policy->rules[2].max_ctas);
+  CHECK(allows_p2p(policy->rules[0]));
+  CHECK(!allows_p2p(policy->rules[1]));
+  CHECK(allows_p2p(policy->rules[2]));
 }
 
 TEST_CASE("policy: the widest code of any rule, leg or last call decides the transport's scratch") {

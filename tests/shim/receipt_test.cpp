@@ -39,7 +39,11 @@ Receipt full_receipt() {
   c.scratch_bytes = 6;
   c.uncompensated = 8;
   c.nonfinite_groups = 9;
-  c.transport = "staged";
+  c.transport = "p2p";
+  c.p2p_way = "ipc";
+  c.p2p_off = "vmm: rank 1: no peer access";
+  c.p2p_asked_for = true;
+  c.p2p_calls = 3;
   receipt.communicators = {c, CommunicatorReceipt{}};
   return receipt;
 }
@@ -87,7 +91,11 @@ TEST_CASE("receipt: what is written is read back") {
   CHECK(c.scratch_bytes == 6);
   CHECK(c.uncompensated == 8);
   CHECK(c.nonfinite_groups == 9);
-  CHECK(c.transport == "staged");
+  CHECK(c.transport == "p2p");
+  CHECK(c.p2p_way == "ipc");
+  CHECK(c.p2p_off == "vmm: rank 1: no peer access");
+  CHECK(c.p2p_asked_for);
+  CHECK(c.p2p_calls == 3);
   CHECK(read.communicators[1].rank == -1);
   CHECK(read.communicators[1].ranks == 0);
   CHECK(read.communicators[1].off.empty());

@@ -143,3 +143,18 @@ TEST_CASE("run report: other policies, errors and communicators that were switch
   }
   CHECK(merge_receipts(facts(), {first, second}, {}).problems.empty());
 }
+
+TEST_CASE("run report: a transport that a rule counts on and that was not possible is told, once") {
+  Receipt first = process(0, 2);
+  Receipt second = process(1, 2);
+  for (Receipt* receipt : {&first, &second}) {
+    receipt->communicators[0].transport = "staged";
+    receipt->communicators[0].p2p_off = "rank 1: no peer access";
+  }
+  CHECK(merge_receipts(facts(), {first, second}, {}).problems.empty());  // it was left to us
+  for (Receipt* receipt : {&first, &second}) receipt->communicators[0].p2p_asked_for = true;
+  const RunReport report = merge_receipts(facts(), {first, second}, {});
+  CHECK(report.problems.size() == 1);
+  CHECK(has(report, "\"TP\" of 2 ranks"));
+  CHECK(has(report, "rank 1: no peer access"));
+}

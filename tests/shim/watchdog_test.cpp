@@ -122,8 +122,7 @@ TEST_CASE("watchdog: a peer whose connection is kept open by a fork is noticed b
   FdExchange mine = std::move(exchanges[0]);
   exchanges[1] = FdExchange();
   REQUIRE(mine.connect(0, addresses, 20));
-  std::vector<UniqueFd> connections = mine.take_connections();
-  bed.ours = std::move(connections[1]);
+  bed.ours = mine.share_connection(1);
   UniqueFd process = open_peer_process(bed.ours.get());
   if (!process) {
     MESSAGE("skipped: this system has no pidfd");
