@@ -110,6 +110,7 @@ unsigned unmet_conditions(const PolicyRule& rule, const CallFacts& facts) noexce
 }
 
 TransportChoice transport_of(const PolicyRule& rule, int ranks, std::int64_t bytes) noexcept {
+  if (!allows_p2p(rule)) return TransportChoice::kStaged;
   if (rule.transport != TransportChoice::kAuto) return rule.transport;
   auto chosen = TransportChoice::kP2p;
   for (const TransportStep& step : rule.transport_steps)
@@ -124,7 +125,7 @@ Codec codec_of(const PolicyRule& rule, bool last_call) noexcept {
 }
 
 bool allows_p2p(const PolicyRule& rule) noexcept {
-  return rule.transport != TransportChoice::kStaged;
+  return rule.transport != TransportChoice::kStaged && rule.compensation.mode != CompensationMode::kDrift;
 }
 
 int widest_bits(const PolicyRule& rule) noexcept {

@@ -91,7 +91,8 @@ TransportChoice transport_of(const PolicyRule& rule, int ranks, std::int64_t byt
 /// How a call of this rule travels; `last_call`: it is the last of its pass.
 Codec codec_of(const PolicyRule& rule, bool last_call) noexcept;
 
-/// Whether calls of this rule may go between peers directly.
+/// Whether calls of this rule may go between peers directly: not in mode drift, which the fused kernel does
+/// not have.
 bool allows_p2p(const PolicyRule& rule) noexcept;
 
 /// The widest code, in bits, that a rule can put on the wire.

@@ -553,16 +553,20 @@ TEST_CASE("policy: every policy that is shipped is valid") {
 }
 
 TEST_CASE("policy: transport and its limit of thread blocks") {
-  const auto policy = parse_policy(
-      with_rule(R"({"transport":"p2p","max_ctas":16},{"transport":"staged"},{})"), "p.json", ".");
+  const auto policy =
+      parse_policy(with_rule(R"({"transport":"p2p","max_ctas":16},{"transport":"staged"},{},)"
+                             R"({"transport":"p2p","compensation":{"mode":"drift","channels":4096}})"),
+                   "p.json", ".");
   REQUIRE(policy);
-  REQUIRE(policy->rules.size() == 3);
+  REQUIRE(policy->rules.size() == 4);
   CHECK(policy->rules[0].transport == TransportChoice::kP2p);
   CHECK(policy->rules[0].max_ctas == 16);
   CHECK(!policy->rules[2].max_ctas);
   CHECK(allows_p2p(policy->rules[0]));
   CHECK(!allows_p2p(policy->rules[1]));
   CHECK(allows_p2p(policy->rules[2]));
+  CHECK(!allows_p2p(policy->rules[3]));  // the fused kernel knows no channels
+  CHECK(transport_of(policy->rules[3], 2, 1 << 20) == TransportChoice::kStaged);
 }
 
 TEST_CASE("policy: the widest code of any rule, leg or last call decides the transport's scratch") {
