@@ -562,7 +562,7 @@ case_simulate() {
   try 2 "--ranks: '1'; expected numbers from 2 to 64" simulate --ranks 1
   try 2 "--group: '48'; expected 32, 64 or 128" simulate --group 32,48
   try 2 "--compensation: ''; expected none, owner, both, ef, smooth or drift" simulate --compensation none,
-  try 2 "expected" simulate --calls 0
+  try 2 "is not a whole number from 1 to 4096" simulate --calls 0
   try 0 "heavy-tailed activations" simulate --ranks 2 --group 32 --compensation both,drift --activations heavy-tailed --calls 8
   expect "a row each, and a column each depth" "2 7" "$(grep -c '^ *2 ' "$work/out") $(awk '/ both /{print NF}' "$work/out")"
   # The defaults answer in seconds, and say what the method is for.
