@@ -153,9 +153,11 @@ Result<P2pTerms> agree_on_terms(std::span<const P2pRecord> records, int bits) {
       return std::memcmp(other.gpu_uuid, record.gpu_uuid, sizeof record.gpu_uuid) == 0;
     });
     terms.same_gpu |= on_gpu > 1;
-    terms.layout.ctas =
-        std::min({terms.layout.ctas, record.most_ctas,
-                  record.resident_ctas / static_cast<int>(std::max<std::ptrdiff_t>(on_gpu, 1))});
+    // Ranks that share a GPU wait for each other there, so all their kernels have to fit at the same time,
+    // and beside them whatever else of the job spins on an SM, such as a collective on another stream.
+    const int shared = on_gpu > 1 ? record.resident_ctas * 7 / 8 : record.resident_ctas;
+    terms.layout.ctas = std::min({terms.layout.ctas, record.most_ctas,
+                                  shared / static_cast<int>(std::max<std::ptrdiff_t>(on_gpu, 1))});
     if (terms.layout.ctas < 1)
       return no("the GPU of rank " + std::to_string(rank) + " can't run a kernel of each of its " +
                 std::to_string(on_gpu) + " ranks at the same time");
