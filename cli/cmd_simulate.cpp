@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/args.hpp"
+#include "cli/bench_candidates.hpp"
 #include "cli/text.hpp"
 #include "echo_tp_version.h"
 #include "kernels/depth.hpp"
@@ -84,19 +85,6 @@ struct Line {
   std::vector<double> error;  // [calls]
 };
 
-// The words between commas.
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> out(1);
-  for (const char c : list) {
-    if (c == ',') {
-      out.emplace_back();
-    } else {
-      out.back() += c;
-    }
-  }
-  return out;
-}
-
 Error wrong_word(const std::string& option, const std::string& word, const std::string& expected) {
   return {ErrorCode::kBadInput, "'" + plain(word) + "'; expected " + expected, option};
 }
@@ -106,7 +94,8 @@ template <class T, class Read>
 Result<std::vector<T>> read_list(const std::string& option, const std::string& list,
                                  const std::string& expected, Read read) {
   std::vector<T> out;
-  for (const std::string& word : split(list)) {
+  for (const std::string_view view : split_list(list)) {
+    const std::string word(view);
     const std::optional<T> value = read(word);
     if (!value) return wrong_word(option, word, expected);
     if (std::find(out.begin(), out.end(), *value) == out.end()) out.push_back(*value);
