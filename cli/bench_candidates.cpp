@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kModes[] = {"none", "owner", "both", "ef"};
+constexpr const char* kModes[] = {"none", "owner", "both", "ef", "drift"};
 constexpr TransportChoice kTransports[] = {TransportChoice::kStaged, TransportChoice::kP2p};
 constexpr StateFormat kStates[] = {StateFormat::kFp32, StateFormat::kFp16, StateFormat::kInt8};
 constexpr int kWidths[] = {4, 8};
@@ -99,8 +99,9 @@ std::string bench_policy(const BenchGrid& grid) {
   for (const TransportChoice transport : grid.transports) {
     for (const std::string& mode : grid.modes) {
       for (const StateFormat state : grid.states) {
-        const bool stateless = mode == "none";
+        const bool stateless = mode == "none" || mode == "drift";
         if (stateless && state != grid.states.front()) continue;
+        if (mode == "drift" && transport != TransportChoice::kStaged) continue;
         for (const int first_leg_bits : grid.first_leg_bits) {
           constexpr int kBits = Codec{}.bits;
           const std::string name =
@@ -108,6 +109,7 @@ std::string bench_policy(const BenchGrid& grid) {
                       first_leg_bits, kBits, grid.group);
           Json compensation{{"mode", mode}};
           if (!stateless) compensation["state"] = state_format_name(state);
+          if (mode == "drift") compensation["channels"] = kBenchChannels;
           rules.push_back(
               {{"match",
                 {{"dtype", {"bf16", "fp16", "fp32"}}, {"op", {"sum"}}, {"communicator", {{"name", name}}}}},
@@ -123,7 +125,8 @@ std::string bench_policy(const BenchGrid& grid) {
 }
 
 std::string candidate_name(const PolicyRule& rule) {
-  const bool stateless = rule.compensation.mode == CompensationMode::kNone;
+  const bool stateless =
+      rule.compensation.mode == CompensationMode::kNone || rule.compensation.mode == CompensationMode::kDrift;
   return name_of(transport_name(rule.transport), mode_name(rule.compensation),
                  stateless ? "" : state_format_name(rule.compensation.state), rule.codec.first_leg_bits,
                  rule.codec.bits, rule.codec.group);

@@ -45,6 +45,11 @@ Json codec_json(const Codec& codec) {
 Json compensation_json(const Compensation& c) {
   Json out{{"mode", compensation_mode_name(c.mode)}};
   if (c.mode == CompensationMode::kNone) return out;
+  if (c.mode == CompensationMode::kDrift) {
+    out["channels"] = c.channels;
+    out["gain"] = shortest(c.gain);
+    return out;
+  }
   out["a"] = shortest(c.a);
   out["bf"] = shortest(c.bf);
   out["b"] = shortest(c.b);

@@ -188,7 +188,8 @@ bool equals_reference(const BenchOptions& options, const PolicyRule& rule, int c
     loopback.finish();
     for (int rank = 0; rank < options.ranks; ++rank) outputs[index].push_back(loopback.received(0, rank));
   }
-  const auto wanted = reference_outputs(inputs, options.dtype, rule.codec, rule.compensation);
+  const auto wanted =
+      reference_outputs(inputs, kReferenceElements, options.dtype, rule.codec, rule.compensation);
   if (wanted.empty()) fail("the reference", "its ranks differ");
   for (std::size_t call = 0; call < wanted.size(); ++call) {
     for (std::size_t rank = 0; rank < outputs[call].size(); ++rank) {
@@ -296,6 +297,8 @@ int run(const BenchOptions& options, const Policy& policy, const std::vector<std
   std::vector<LoopbackMeasurement> measurements;
   bool equal = true;
   for (const PolicyRule& rule : policy.rules) {
+    if (staged_only(rule.compensation))
+      fail(candidate_name(rule).c_str(), "the fused kernel has no such compensation");
     const bool right = equals_reference(options, rule, facts.ctas, stream);
     equal = equal && right;
     for (const std::int64_t bytes : options.sizes) {

@@ -10,9 +10,9 @@
 namespace echotp {
 namespace {
 
-std::vector<std::uint32_t> to_words(const RawMessage& raw, DataType dtype) {
+std::vector<std::uint32_t> to_words(const RawMessage& raw, std::int64_t count, DataType dtype) {
   const auto size = static_cast<std::size_t>(element_bytes(dtype));
-  std::vector<std::uint32_t> words(raw.size() / size);
+  std::vector<std::uint32_t> words(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < words.size(); ++i)
     std::memcpy(&words[i], &raw[i * size], size);  // little endian
   return words;
@@ -27,10 +27,11 @@ RawMessage to_raw(const std::vector<std::uint32_t>& words, DataType dtype) {
 
 }  // namespace
 
-std::vector<RawMessage> reference_outputs(const std::vector<std::vector<RawMessage>>& inputs, DataType dtype,
-                                          const Codec& codec, const Compensation& compensation) {
+std::vector<RawMessage> reference_outputs(const std::vector<std::vector<RawMessage>>& inputs,
+                                          std::int64_t count, DataType dtype, const Codec& codec,
+                                          const Compensation& compensation) {
   if (inputs.empty() || inputs.front().empty()) return {};
-  const auto count = static_cast<std::int64_t>(inputs.front().front().size()) / element_bytes(dtype);
+
   const int ranks = static_cast<int>(inputs.front().size());
   ReferenceSetup setup{.ranks = ranks, .dtype = dtype, .codec = codec, .compensation = compensation};
   if (compensation.mode != CompensationMode::kNone) setup.capacity = tile_count(count) * kTileElements;
@@ -38,7 +39,7 @@ std::vector<RawMessage> reference_outputs(const std::vector<std::vector<RawMessa
   std::vector<RawMessage> outputs;
   for (std::size_t call = 0; call < inputs.size(); ++call) {
     std::vector<std::vector<std::uint32_t>> send;
-    for (const RawMessage& raw : inputs[call]) send.push_back(to_words(raw, dtype));
+    for (const RawMessage& raw : inputs[call]) send.push_back(to_words(raw, count, dtype));
     reference.call(send, call == 0);
     for (int rank = 1; rank < ranks; ++rank)
       if (reference.output(rank) != reference.output(0)) return {};

@@ -278,20 +278,22 @@ void Bench::compare_with_reference() {
       inputs[static_cast<std::size_t>(call)].push_back(reference_input(rank, call, message.as()));
   for (std::size_t i = 1; i < candidates_.size(); ++i) {
     Candidate& candidate = candidates_[i];
+    const Compensation& compensation = candidate.rule->compensation;
+    const std::int64_t count = reference_elements(compensation);
     std::vector<RawMessage> outputs;
     for (int call = 0; call < kReferenceCalls; ++call) {
       const RawMessage& own = inputs[static_cast<std::size_t>(call)][static_cast<std::size_t>(place_.rank)];
-      check(cudaMemcpyAsync(message.as(), own.data(), own.size(), cudaMemcpyHostToDevice, stream_),
+      outputs.emplace_back(static_cast<std::size_t>(count * element_bytes(options_.dtype)));
+      RawMessage& out = outputs.back();
+      check(cudaMemcpyAsync(message.as(), own.data(), out.size(), cudaMemcpyHostToDevice, stream_),
             "cudaMemcpyAsync");
-      all_reduce(candidate, message.as(), recv_.as(), kReferenceElements);
-      outputs.emplace_back(own.size());
-      check(cudaMemcpyAsync(outputs.back().data(), recv_.as(), own.size(), cudaMemcpyDeviceToHost, stream_),
+      all_reduce(candidate, message.as(), recv_.as(), count);
+      check(cudaMemcpyAsync(out.data(), recv_.as(), out.size(), cudaMemcpyDeviceToHost, stream_),
             "cudaMemcpyAsync");
       check(cudaStreamSynchronize(stream_), "a compared call");
     }
     // Each rank works it out for itself: then every rank's bytes are compared.
-    const auto wanted =
-        reference_outputs(inputs, options_.dtype, candidate.rule->codec, candidate.rule->compensation);
+    const auto wanted = reference_outputs(inputs, count, options_.dtype, candidate.rule->codec, compensation);
     if (wanted.empty()) fail("the reference", "its ranks differ");
     double wrong = 0;
     for (std::size_t call = 0; call < wanted.size() && wrong == 0; ++call) {
@@ -301,8 +303,8 @@ void Bench::compare_with_reference() {
       std::fprintf(stderr,
                    "echo-tp-bench-worker[rank %d]: %s: call %zu of %lld elements: element %lld is not the "
                    "reference's\n",
-                   place_.rank, candidate_name(*candidate.rule).c_str(), call,
-                   static_cast<long long>(kReferenceElements), static_cast<long long>(differs));
+                   place_.rank, candidate_name(*candidate.rule).c_str(), call, static_cast<long long>(count),
+                   static_cast<long long>(differs));
     }
     reference_equal_[i - 1] = slowest_rank(wrong) == 0;
   }

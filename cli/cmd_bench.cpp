@@ -35,7 +35,7 @@ Options:
       --sizes LIST           message sizes, with KiB, MiB or GiB (default 8KiB to 1GiB in steps of 4)
       --dtype TYPE           bf16 (default), fp16 or fp32
       --transports LIST      staged (default), p2p; p2p where the ranks agree on it
-      --modes LIST           compensation: both, owner, ef, none (default both,none)
+      --modes LIST           compensation: both, owner, ef, drift, none (default both,none)
       --states LIST          format of the error estimates: int8 (default), fp16, fp32
       --first-leg-bits LIST  bits of a code on the way to its owner: 4 (default), 8
       --group N              elements that share a scale: 32 (default), 64 or 128
@@ -89,6 +89,10 @@ Status check_request(BenchRequest& request) {
     const auto policy = parse_policy(bench_policy(request.grid), "generated policy", "");
     return policy ? Status(Unit{}) : policy.error();
   }
+  const std::vector<std::string>& modes = request.grid.modes;
+  if (std::find(modes.begin(), modes.end(), "drift") != modes.end())
+    return Error{ErrorCode::kBadInput, "drift runs on the staged transport alone, which --loopback has not",
+                 "--modes"};
   const std::pair<bool, const char*> of_ranks[] = {{request.ranks.has_value(), "--ranks"},
                                                    {request.transports.has_value(), "--transports"},
                                                    {request.background.has_value(), "--background"},

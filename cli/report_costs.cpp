@@ -27,7 +27,8 @@ std::string rate(const std::optional<double>& gbs) {
 
 std::string compensation(const Compensation& how) {
   const std::string mode = compensation_mode_name(how.mode);
-  return how.mode == CompensationMode::kNone ? mode : mode + " " + state_format_name(how.state);
+  const bool by_element = how.mode == CompensationMode::kOwner || how.mode == CompensationMode::kBoth;
+  return by_element ? mode + " " + state_format_name(how.state) : mode;
 }
 
 std::string bits(const Codec& codec) {

@@ -122,6 +122,14 @@ TEST_CASE("bench: every candidate is a rule that fits its own communicator alone
   CHECK(last.compensation.a == 1);
   CHECK(last.compensation.state == StateFormat::kFp32);
   CHECK(match_policy(policy, {.count = 1000, .ranks = 2, .communicator_name = "other"}) == -1);
+  grid.transports = {TransportChoice::kStaged, TransportChoice::kAuto};
+  grid.modes = {"drift"};
+  grid.first_leg_bits = {4};
+  const Policy drift = policy_of(grid);  // of one transport, without a format
+  REQUIRE(drift.rules.size() == 1);
+  CHECK(candidate_name(drift.rules[0]) == "staged drift 4+4/32");
+  CHECK(drift.rules[0].match.communicator_name == "staged drift 4+4/32");
+  CHECK(drift.rules[0].compensation.channels == kBenchChannels);
 }
 
 TEST_CASE("bench: twins differ by their transport alone") {

@@ -29,7 +29,7 @@ TEST_CASE("bench: constant groups are summed exactly, whatever the compensation"
   const std::vector<std::vector<RawMessage>> inputs(
       2, {floats(std::vector<float>(5000, 1)), floats(std::vector<float>(5000, 3))});
   for (const CompensationMode mode : {CompensationMode::kNone, CompensationMode::kBoth}) {
-    const auto outputs = reference_outputs(inputs, DataType::kFp32, {}, {.mode = mode});
+    const auto outputs = reference_outputs(inputs, 5000, DataType::kFp32, {}, {.mode = mode});
     REQUIRE(outputs.size() == 2);
     for (const RawMessage& raw : outputs) CHECK(values_of(raw) == std::vector<float>(5000, 4));
   }
@@ -39,9 +39,12 @@ TEST_CASE("bench: the second call of a pass carries the error of the first, unle
   std::vector<float> ramp(64);
   for (std::size_t i = 0; i < ramp.size(); ++i) ramp[i] = 0.01f * static_cast<float>(i);
   const std::vector<std::vector<RawMessage>> inputs(2, {floats(ramp), floats(ramp)});
-  const auto plain = reference_outputs(inputs, DataType::kFp32, {}, {.mode = CompensationMode::kNone});
+  const auto plain = reference_outputs(inputs, 64, DataType::kFp32, {}, {.mode = CompensationMode::kNone});
   CHECK(plain[0] == plain[1]);
-  const auto fed_back = reference_outputs(inputs, DataType::kFp32, {}, {});
+  const Compensation drift{.mode = CompensationMode::kDrift, .channels = 32};
+  CHECK(reference_outputs(inputs, 64, DataType::kFp32, {}, drift)[1] != plain[1]);
+  CHECK(reference_elements(drift) == 100000);
+  const auto fed_back = reference_outputs(inputs, 64, DataType::kFp32, {}, {});
   CHECK(fed_back[0] == plain[0]);
   CHECK(fed_back[1] != plain[1]);
 }
@@ -55,5 +58,5 @@ TEST_CASE("bench: the first difference is an element, not a byte") {
   CHECK(first_difference(left, right, DataType::kFp32) == 0);
   right = {1, 2, 3, 4};
   CHECK(first_difference(left, right, DataType::kBf16) == 2);
-  CHECK(reference_outputs({}, DataType::kBf16, {}, {}).empty());
+  CHECK(reference_outputs({}, 1, DataType::kBf16, {}, {}).empty());
 }
