@@ -70,6 +70,7 @@ Installation find_installation() {
   const fs::path libraries = prefix / "lib" / "echo-tp";
   out.shim = (libraries / "libecho-tp-shim.so").string();
   out.engine = (libraries / "libecho-tp-engine.so").string();
+  out.witness = (libraries / "libecho-tp-witness.so").string();
   out.recorder = (libraries / "libecho-tp-recorder.so").string();
   out.bench_worker = (libraries / "echo-tp-bench-worker").string();
   out.bench_loopback = (libraries / "echo-tp-bench-loopback").string();

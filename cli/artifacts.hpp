@@ -15,6 +15,7 @@ struct Installation {
   std::string shim;      // libecho-tp-shim.so
   std::string engine;    // libecho-tp-engine.so
   std::string recorder;  // libecho-tp-recorder.so
+  std::string witness;   // libecho-tp-witness.so
   std::string bench_worker;
   std::string bench_loopback;
   std::string share;  // folder with policies, costs, launch-ranks.sh

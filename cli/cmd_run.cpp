@@ -30,7 +30,9 @@ Options:
   -m, --mode MODE     compress (default), or observe: count and decide, but leave every call to NCCL; needs no policy
   -o, --report FILE   the report (default: echo-tp-run-<UTC time>.json here)
       --force         overwrite files
-      --require       if the job ends with 0 but no call was compressed, end with 1
+      --require       if the job ends with 0, but no call was compressed or all-reduces passed echo-tp by, end with 1
+      --verbose       the job's processes tell which calls are compressed, and why others are not: a line for each
+                      new reason or rule on each communicator
       --json[=FILE]   the report also on standard output, after the job's, or in FILE
   -q, --quiet         errors only
       --color WHEN    auto, always or never
@@ -40,7 +42,7 @@ Examples:
   echo-tp run --policy policy.json -- torchrun --nproc-per-node 2 serve.py --model qwen3
   echo-tp run --mode observe -- ./my-job
 
-In the job, ECHO_TP=off switches Echo off for one process tree, ECHO_TP_LOG=1 makes it tell more.
+In the job, ECHO_TP=off switches Echo off for one process tree; ECHO_TP_LOG=1 is the same as --verbose.
 
 Exit codes: the job's own, 128 + signal if one ended it; 1 with --require; 125 bad policy or not started, 126 not
 executable, 127 not found.
@@ -48,7 +50,7 @@ executable, 127 not found.
 
 struct Options {
   std::optional<std::string> policy, mode, report;
-  bool force = false, require = false;
+  bool force = false, require = false, verbose = false;
   JsonTarget json;
 };
 
@@ -77,6 +79,7 @@ int run(Session& session) {
   set.text("-o,--report", options.report);
   set.flag("--force", options.force);
   set.flag("--require", options.require);
+  set.flag("--verbose", options.verbose);
   set.json(options.json);
   if (const auto code = set.parse(session)) return *code;
   Terminal& terminal = *session.terminal;
@@ -110,6 +113,7 @@ int run(Session& session) {
   JobPlan plan{session.job, {}, nullptr};
   Environment environment = Environment::current();
   for (const std::string& line : shim->inject(environment)) terminal.warning(line);
+  if (options.verbose) environment.set("ECHO_TP_LOG", "1");
   plan.environment = environment.entries();
 
   const JobEnd end = run_job(plan);
@@ -118,10 +122,11 @@ int run(Session& session) {
     return end.exit_code;
   }
   facts.exit_code = end.exit_code;
-  std::int64_t compressed = 0;
+  std::int64_t compressed = 0, missed = 0;
   try {
     const RunReport report = shim->report(std::move(facts));
     compressed = report.totals.compressed;
+    if (report.coverage) missed = report.coverage->missed;
     const std::string json = run_report_json(report);
     tell(terminal, report, end);
     const auto told = [&](const Status& status) {
@@ -136,6 +141,11 @@ int run(Session& session) {
   }
   if (options.require && end.exit_code == 0 && compressed == 0) {
     terminal.error("--require: no call was compressed");
+    return kExitNo;
+  }
+  if (options.require && end.exit_code == 0 && missed > 0) {
+    terminal.error("--require: " + show_count(missed) + (missed == 1 ? " all-reduce" : " all-reduces") +
+                   " did not pass echo-tp");
     return kExitNo;
   }
   return end.exit_code;

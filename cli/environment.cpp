@@ -13,6 +13,7 @@ namespace echotp {
 namespace {
 
 constexpr std::string_view kShimFile = "libecho-tp-shim.so";
+constexpr std::string_view kWitnessFile = "libecho-tp-witness.so";
 constexpr std::string_view kRecorderFile = "libecho-tp-recorder.so";
 
 bool names(const std::string& entry, std::string_view name) {
@@ -84,7 +85,8 @@ std::vector<std::string> inject_recorder(Environment& environment, const RecordP
   std::vector<std::string> skipped;
   for (const Way& way : kWays) {
     const auto held = environment.get(way.variable);
-    if (held && !held->empty() && !is_file_named(*held, kRecorderFile)) {
+    if (held && !held->empty() && !is_file_named(*held, kRecorderFile) &&
+        !is_file_named(*held, kWitnessFile)) {
       skipped.push_back(std::string(way.variable) + " is set already, to " + plain(*held) + ": kept, so " +
                         way.lost);
       continue;
@@ -115,6 +117,18 @@ std::vector<std::string> inject_shim(Environment& environment, const ShimPlan& p
   environment.set("ECHO_TP_MODE", plan.mode);
   environment.set("ECHO_TP_RUN_DIR", plan.folder);
   environment.set("ECHO_TP_ENGINE", plan.engine);
+  constexpr const char* kNvtx = "NVTX_INJECTION64_PATH";
+  const std::string held = environment.get(kNvtx).value_or("");
+  if (held.empty() || is_file_named(held, kWitnessFile)) {
+    if (plan.witness.empty()) {
+      environment.unset(kNvtx);
+    } else {
+      environment.set(kNvtx, plan.witness);
+    }
+  } else if (!plan.witness.empty()) {
+    lines.push_back(std::string(kNvtx) + " is set already, to " + plain(held) +
+                    ": kept, so that all-reduces which pass echo-tp by are not noticed");
+  }
   if (environment.get("ECHO_TP") == "off") lines.push_back("ECHO_TP=off is set: the job runs without Echo");
   return lines;
 }
@@ -124,7 +138,8 @@ void remove_ours(Environment& environment) {
                            "ECHO_TP_RECORD_DIR", "ECHO_TP_RECORD_OPTIONS"})
     environment.unset(name);
   for (const char* name : {"CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NCCL_PROFILER_PLUGIN"}) {
-    if (const auto held = environment.get(name); held && is_file_named(*held, kRecorderFile))
+    if (const auto held = environment.get(name);
+        held && (is_file_named(*held, kRecorderFile) || is_file_named(*held, kWitnessFile)))
       environment.unset(name);
   }
   if (const auto held = environment.get("LD_PRELOAD")) {

@@ -45,6 +45,7 @@ struct ShimPlan {
   std::string policy;  // empty: none, for "observe"
   std::string mode;    // "observe" or "compress"
   std::string folder;
+  std::string witness;  // that lets NCCL's own count be compared; empty: none
 };
 
 /// Puts the shim first into LD_PRELOAD, before what is there, and names policy, mode, engine and folder.

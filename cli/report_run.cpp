@@ -54,6 +54,15 @@ std::string run_text(const RunReport& report) {
     }
     out += "\n";
   }
+  if (const auto& coverage = report.coverage) {
+    if (coverage->processes > 0)
+      out += "  coverage: NCCL reported " + times(coverage->nccl_all_reduces, "all-reduces") +
+             (coverage->missed > 0 ? ", of which " + times(coverage->missed, "did not pass echo-tp\n")
+                                   : std::string(", and echo-tp had handed over every one\n"));
+    if (coverage->unwatched > 0)
+      out += "  coverage: not known in " + std::to_string(coverage->unwatched) +
+             (coverage->unwatched == 1 ? " process" : " processes") + ", where NCCL reported nothing\n";
+  }
   if (totals.captured > 0)
     out += "  " +
            times(totals.captured,

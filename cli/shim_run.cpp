@@ -40,7 +40,9 @@ Result<ShimRun> ShimRun::prepare(const std::string& beside, const std::string& p
     return status.error();
   auto scratch = Scratch::make(beside);
   if (!scratch) return scratch.error();
-  ShimPlan plan{installation.shim, installation.engine, policy_path, mode, scratch->path()};
+  ShimPlan plan{installation.shim, installation.engine,
+                policy_path,       mode,
+                scratch->path(),   is_file(installation.witness) ? installation.witness : std::string()};
   if (splits_preload(plan.shim)) {
     // LD_PRELOAD can't hold such a path: a link that it can hold stands in for it.
     plan.shim = scratch->path() + "/libecho-tp-shim.so";
@@ -57,7 +59,10 @@ Result<ShimRun> ShimRun::prepare(const std::string& beside, const std::string& p
 RunReport ShimRun::report(RunFacts facts) const {
   std::vector<std::string> problems;
   std::vector<Receipt> receipts = read_receipts(scratch_.path(), problems);
-  return merge_receipts(std::move(facts), std::move(receipts), std::move(problems));
+  const std::vector<ProcessCoverage> coverage = read_coverage(scratch_.path(), problems);
+  RunReport report = merge_receipts(std::move(facts), std::move(receipts), std::move(problems));
+  add_coverage(report, coverage);
+  return report;
 }
 
 }  // namespace echotp

@@ -40,6 +40,7 @@ struct KnownCommunicator {
   // call.
   std::mutex receipt_mutex;
   CommunicatorReceipt receipt;
+  std::uint64_t told_rules = 0;  // bit n: a line said that rule n compresses here
 };
 
 class CommunicatorTable {

@@ -14,6 +14,7 @@
 
 #include "kernels/tile.hpp"
 #include "shim/backend.hpp"
+#include "shim/call_range.hpp"
 #include "shim/communicator.hpp"
 #include "shim/engine_abi.h"
 #include "shim/group.hpp"
@@ -327,6 +328,7 @@ class Engine {
   }
 
   int forward(const EchoTpNccl& nccl, const HeldCall& call, void* comm) {
+    const CallRange range(call, nullptr);
     if (call.communicator) ledger_.count(*call.communicator, call, nullptr);
     return nccl.all_reduce(call.send, call.recv, call.raw.count, call.raw.dtype, call.raw.op, comm,
                            call.stream);
@@ -423,6 +425,7 @@ class Engine {
     compressed.last_call = position.last_call;
     compressed.direction = position.direction;
     compressed.p2p = p2p;
+    const CallRange range(call, &compressed);
     CallOutcome outcome = known.backend->all_reduce(compressed);
     outcome.p2p = p2p;
     ledger_.count(known, call, &outcome);

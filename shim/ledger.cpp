@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -47,15 +48,6 @@ int nccl_type_bytes(int dtype) {
   }
 }
 
-/// Bytes of a message; the largest integer when that does not fit.
-std::int64_t bytes_of(const RawCall& raw) {
-  std::int64_t bytes = 0;
-  if (raw.count > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max()) ||
-      __builtin_mul_overflow(static_cast<std::int64_t>(raw.count), nccl_type_bytes(raw.dtype), &bytes))
-    return std::numeric_limits<std::int64_t>::max();
-  return bytes;
-}
-
 /// Exact sizes while there are few, then powers of two: a serving job may send a new size in every step,
 /// and the whole receipt is written every other second.
 std::int64_t size_class(const CommunicatorReceipt& receipt, std::int64_t bytes) {
@@ -74,8 +66,19 @@ void set_facts(CommunicatorReceipt& receipt, const BackendFacts& facts) {
 
 }  // namespace
 
+std::int64_t message_bytes(const RawCall& raw) noexcept {
+  std::int64_t bytes = 0;
+  if (raw.count > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max()) ||
+      __builtin_mul_overflow(static_cast<std::int64_t>(raw.count), nccl_type_bytes(raw.dtype), &bytes))
+    return std::numeric_limits<std::int64_t>::max();
+  return bytes;
+}
+
 Ledger::Ledger(const CommunicatorTable& table) : table_(table), pid_(getpid()) {
   if (const char* dir = std::getenv("ECHO_TP_RUN_DIR")) run_dir_ = dir;
+  const char* log = std::getenv("ECHO_TP_LOG");
+  talkative_ = log && *log && std::strcmp(log, "0") != 0;
+  coverage_ = echo_tp_coverage_open(run_dir_.c_str());
 }
 
 void Ledger::set_run(std::string mode, std::uint64_t policy_hash) {
@@ -84,11 +87,13 @@ void Ledger::set_run(std::string mode, std::uint64_t policy_hash) {
 }
 
 void Ledger::count(KnownCommunicator& known, const HeldCall& call, const CallOutcome* outcome) {
+  if (coverage_) echo_tp_coverage_add(outcome ? &coverage_->compressed : &coverage_->forwarded);
   const std::lock_guard lock(known.receipt_mutex);
   CommunicatorReceipt& receipt = known.receipt;
+  if (talkative_) tell_if_new(known, call, outcome);
   ++receipt.calls;
   ++receipt.by_reason[static_cast<std::size_t>(call.decision.reason)];
-  const std::int64_t bytes = bytes_of(call.raw);
+  const std::int64_t bytes = message_bytes(call.raw);
   SizeClass& size = receipt.by_bytes[size_class(receipt, bytes)];
   ++size.calls;
   if (outcome) {
@@ -106,7 +111,30 @@ void Ledger::count(KnownCommunicator& known, const HeldCall& call, const CallOut
   want_sometimes();
 }
 
+void Ledger::tell_if_new(KnownCommunicator& known, const HeldCall& call, const CallOutcome* outcome) {
+  constexpr int kMostRules = 64;
+  const int rule = outcome ? call.decision.rule : -1;
+  if (rule >= kMostRules) return;
+  // A reason is new if it was never counted, a rule if its bit is not set.
+  const std::uint64_t bit = outcome ? std::uint64_t{1} << rule : 0;
+  const bool is_new = outcome ? !(known.told_rules & bit)
+                              : known.receipt.by_reason[static_cast<std::size_t>(call.decision.reason)] == 0;
+  if (!is_new) return;
+  known.told_rules |= bit;
+  const std::string name = known.name.empty() ? "" : " \"" + known.name + "\"";
+  const auto bytes = static_cast<long long>(message_bytes(call.raw));
+  if (outcome) {
+    say(known.rank, "communicator%s of %d ranks: an all-reduce of %lld bytes is compressed by rule %d%s",
+        name.c_str(), known.ranks, bytes, rule, call.capture.capturing ? ", in a graph" : "");
+  } else {
+    say(known.rank, "communicator%s of %d ranks: an all-reduce of %lld bytes is left to NCCL, %s: %s",
+        name.c_str(), known.ranks, bytes, reason_name(call.decision.reason),
+        reason_text(call.decision.reason));
+  }
+}
+
 void Ledger::count_unknown() noexcept {
+  if (coverage_) echo_tp_coverage_add(&coverage_->forwarded);
   unknown_calls_.fetch_add(1, std::memory_order_relaxed);
 }
 

@@ -12,9 +12,13 @@
 
 #include "shim/backend.hpp"
 #include "shim/communicator.hpp"
+#include "shim/coverage.h"
 #include "shim/group.hpp"
 
 namespace echotp {
+
+/// Bytes of a message; the largest integer when that does not fit, 0 for a type of a newer NCCL.
+std::int64_t message_bytes(const RawCall& raw) noexcept;
 
 class Ledger {
  public:
@@ -42,11 +46,16 @@ class Ledger {
   void write() noexcept;
 
  private:
+  /// One line for the first call of each reason and of each rule on a communicator. With its receipt's lock
+  /// held.
+  static void tell_if_new(KnownCommunicator& known, const HeldCall& call, const CallOutcome* outcome);
   void want_sometimes() noexcept;  // called inside a call, with locks held: only marks that a receipt is due
   void write_or_throw();
 
   const CommunicatorTable& table_;
+  bool talkative_ = false;  // ECHO_TP_LOG
   std::string run_dir_;
+  EchoTpCoverage* coverage_ = nullptr;  // null: not counted there
   int pid_ = 0;
   std::string mode_;
   std::uint64_t policy_hash_ = 0;

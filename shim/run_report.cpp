@@ -148,6 +148,25 @@ RunReport merge_receipts(RunFacts facts, std::vector<Receipt> receipts, std::vec
   return report;
 }
 
+void add_coverage(RunReport& report, const std::vector<ProcessCoverage>& processes) {
+  RunCoverage sum;
+  for (const ProcessCoverage& process : processes) {
+    if (!process.listening) {
+      sum.unwatched += process.forwarded + process.compressed > 0;
+      continue;
+    }
+    ++sum.processes;
+    sum.nccl_all_reduces += process.nccl;
+    sum.missed += process.missed();
+    if (process.missed() > 0)
+      report.problems.push_back(process.name + ": " + std::to_string(process.missed()) + " of " +
+                                std::to_string(process.nccl) +
+                                " all-reduces that NCCL reported did not pass echo-tp: NCCL is static "
+                                "without symbols, opened with RTLD_DEEPBIND, or LD_PRELOAD was lost");
+  }
+  if (sum.processes > 0 || sum.unwatched > 0) report.coverage = sum;
+}
+
 std::string run_report_json(const RunReport& report) {
   Json out;
   out["schema"] = "echo-tp/run/1";
@@ -163,6 +182,13 @@ std::string run_report_json(const RunReport& report) {
   }
   out["ranks_seen"] = report.ranks_seen;
   out["totals"] = write_totals(report.totals);
+  out["coverage"] = nullptr;
+  if (const auto& coverage = report.coverage) {
+    out["coverage"] = {{"nccl_all_reduces", coverage->nccl_all_reduces},
+                       {"missed", coverage->missed},
+                       {"processes", coverage->processes},
+                       {"unwatched", coverage->unwatched}};
+  }
   out["processes"] = Json::array();
   for (const Receipt& receipt : report.processes)
     out["processes"].push_back(Json::parse(receipt_json(receipt)));

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "shim/coverage_report.hpp"
 #include "shim/decision.hpp"
 #include "shim/receipt.hpp"
 
@@ -41,10 +42,19 @@ struct RunTotals {
   std::int64_t saved_wire_bytes() const { return nccl_wire_bytes - echo_wire_bytes; }
 };
 
+/// NCCL's own count of all-reduces against ours, over the processes in which NCCL reported it.
+struct RunCoverage {
+  std::int64_t nccl_all_reduces = 0;
+  std::int64_t missed = 0;  // of these, not seen by the shim
+  int processes = 0;        // in which NCCL reported its calls
+  int unwatched = 0;        // with all-reduces that we saw, where NCCL reported nothing
+};
+
 struct RunReport {
   RunFacts facts;
   int ranks_seen = 0;  // processes that held a communicator
   RunTotals totals;
+  std::optional<RunCoverage> coverage;  // unset: no process was watched
   std::vector<Receipt> processes;
   std::vector<std::string> problems;  // one line each, for people
 };
@@ -52,6 +62,9 @@ struct RunReport {
 /// Adds receipts up and looks for what does not fit: no receipt at all, ranks without one, policies that
 /// differ, errors. `problems` are those of reading; found ones are added.
 RunReport merge_receipts(RunFacts facts, std::vector<Receipt> receipts, std::vector<std::string> problems);
+
+/// Adds the coverage of all processes; all-reduces that were missed become a problem.
+void add_coverage(RunReport& report, const std::vector<ProcessCoverage>& processes);
 
 /// JSON of a report, schema echo-tp/run/1.
 std::string run_report_json(const RunReport& report);

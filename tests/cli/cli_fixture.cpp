@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "profiles/trace_file.hpp"
+#include "shim/coverage.h"
 #include "shim/receipt.hpp"
 #include "tests/profiles/synthetic_trace.hpp"
 
@@ -66,6 +69,19 @@ int parts(bool complete) {
   Trace trace = profile();
   for (Process& process : trace.processes) process.complete = complete;
   return told(write_profile(trace, std::string(folder) + "/node0-1000.echoprof.part"));
+}
+
+/// What the engine and the witness left of one process.
+int coverage(std::int64_t listening, std::int64_t nccl, std::int64_t forwarded) {
+  EchoTpCoverage content{};
+  std::memcpy(content.magic, ECHO_TP_COVERAGE_MAGIC, sizeof content.magic);
+  content.pid = 100;
+  content.listening = listening;
+  content.nccl_all_reduces = nccl;
+  content.forwarded = forwarded;
+  std::ofstream file(std::string(std::getenv("ECHO_TP_RUN_DIR")) + "/coverage-node0-100", std::ios::binary);
+  file.write(reinterpret_cast<const char*>(&content), sizeof content);
+  return file.flush() ? 0 : 1;
 }
 
 int receipts(std::int64_t calls, std::int64_t compressed) {
@@ -149,6 +165,8 @@ int main(int argc, char** argv) {
   if (what == "parts") return parts(true);
   if (what == "killed-parts") return parts(false);
   if (what == "receipts" && argc == 4) return receipts(std::atoll(argv[2]), std::atoll(argv[3]));
+  if (what == "coverage" && argc == 5)
+    return coverage(std::atoll(argv[2]), std::atoll(argv[3]), std::atoll(argv[4]));
   if (what == "json" && argc == 4) return json(argv[2], argv[3]);
   if (what == "terminal" && argc > 3) return terminal(argv[2], argv + 3);
   std::fprintf(stderr, "cli_fixture: unknown words\n");

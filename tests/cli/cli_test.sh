@@ -14,7 +14,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/prefix/bin" "$work/prefix/lib/echo-tp" "$work/tmp" "$work/here"
 cp "$2" "$work/prefix/bin/echo-tp"
-for name in shim engine recorder; do cp "$library" "$work/prefix/lib/echo-tp/libecho-tp-$name.so"; done
+for name in shim engine recorder witness; do cp "$library" "$work/prefix/lib/echo-tp/libecho-tp-$name.so"; done
 echo_tp=$work/prefix/bin/echo-tp
 export TMPDIR=$work/tmp LC_ALL=C.UTF-8
 for name in $(compgen -e); do
@@ -395,6 +395,19 @@ case_run() {
   done
   try 0 "no NCCL communicator seen" run --policy "$work/policy.json" --report "$work/files/none.json" -- true
   try 1 "--require: no call was compressed" run --policy "$work/policy.json" --report "$work/files/none2.json" --require -- true
+  try 0 "NCCL reported 10 all-reduces, and echo-tp had handed over every one" run --policy "$work/policy.json" \
+    --report "$work/files/covered.json" --require -- sh -c "'$fixture' receipts 100 90 && '$fixture' coverage 1 10 10"
+  "$fixture" json /coverage/missed 0 <"$work/files/covered.json"
+  expect "nothing missed" 0 $?
+  try 1 "--require: 3 all-reduces did not pass echo-tp" run --policy "$work/policy.json" --report "$work/files/missed.json" \
+    --require -- sh -c "'$fixture' receipts 100 90 && '$fixture' coverage 1 13 10"
+  expect "misses are named" 1 "$(grep -c 'node0 pid 100: 3 of 13 all-reduces' "$work/err")"
+  for pair in /coverage/missed=3 /coverage/nccl_all_reduces=13 /coverage/processes=1 /coverage/unwatched=0; do
+    "$fixture" json "${pair%%=*}" "${pair#*=}" <"$work/files/missed.json"
+    expect "report: $pair" 0 $?
+  done
+  try 0 "not known in 1 process" run --policy "$work/policy.json" --report "$work/files/deaf.json" --require -- \
+    sh -c "'$fixture' receipts 100 90 && '$fixture' coverage 0 0 10"
   try 9 "" run --policy "$work/policy.json" --report "$work/files/none3.json" --require -- sh -c 'exit 9'
   try 0 "no all-reduce seen" run --policy "$work/policy.json" --report "$work/files/none4.json" -- "$fixture" receipts 0 0
   try 0 "" -q run --policy "$work/policy.json" --report "$work/files/quiet.json" -- "$fixture" receipts 100 90

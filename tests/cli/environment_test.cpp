@@ -10,8 +10,9 @@ using namespace echotp;
 
 namespace {
 const RecordPlan kRecord = {"/lib/libecho-tp-recorder.so", "/parts", ""};
-const ShimPlan kShim = {"/lib/libecho-tp-shim.so", "/lib/libecho-tp-engine.so", "/policy.json", "compress",
-                        "/receipts"};
+const ShimPlan kShim = {
+    "/lib/libecho-tp-shim.so",   "/lib/libecho-tp-engine.so", "/policy.json", "compress", "/receipts",
+    "/lib/libecho-tp-witness.so"};
 }  // namespace
 
 TEST_CASE("variables: names are whole names, order and duplicates of others stay") {
@@ -67,6 +68,29 @@ TEST_CASE("without a policy the variable goes, so that an old one is not used") 
   plan.policy.clear();
   inject_shim(environment, plan);
   CHECK_FALSE(environment.get("ECHO_TP_POLICY"));
+}
+
+TEST_CASE("the witness hears NVTX, unless another tool does") {
+  Environment environment({"NVTX_INJECTION64_PATH=/old/libecho-tp-witness.so"});
+  CHECK(inject_shim(environment, kShim).empty());
+  CHECK(environment.get("NVTX_INJECTION64_PATH") == kShim.witness);
+  Environment taken({"NVTX_INJECTION64_PATH=/nsys.so"});
+  const auto lines = inject_shim(taken, kShim);
+  REQUIRE(lines.size() == 1);
+  CHECK(lines[0].find("NVTX_INJECTION64_PATH is set already, to /nsys.so: kept") == 0);
+  CHECK(taken.get("NVTX_INJECTION64_PATH") == "/nsys.so");
+  ShimPlan without = kShim;
+  without.witness.clear();
+  CHECK(inject_shim(taken, without).empty());
+  inject_shim(environment, without);
+  CHECK_FALSE(environment.get("NVTX_INJECTION64_PATH"));
+}
+
+TEST_CASE("a recording inside a run takes the witness's place: it needs more of NVTX") {
+  Environment environment({});
+  inject_shim(environment, kShim);
+  CHECK(inject_recorder(environment, kRecord).empty());
+  CHECK(environment.get("NVTX_INJECTION64_PATH") == kRecord.recorder);
 }
 
 TEST_CASE("ECHO_TP=off is told") {

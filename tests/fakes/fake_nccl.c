@@ -2,6 +2,8 @@
  * A libnccl.so.2 that only records: strong pncclX with a weak alias ncclX, thread-local groups, communicators
  * that are created at the end of the outermost group, non-blocking ones that need a poll. No data moves.
  *   FAKE_NCCL_VERSION   which functions exist (ncclGetVersion's number)
+ *   FAKE_NCCL_QUIET     nothing is recorded: calls cost nothing
+ *   FAKE_NCCL_NVTX      a range in the domain "NCCL" for every all-reduce and creation, as NCCL has
  *   FAKE_NCCL_FIRST_ID  number of the first communicator, to tell copies apart in a log
  * Environment:
  *   FAKE_NCCL_FAIL_GROUP_END=1  the outermost ncclGroupEnd fails, leaving the handles of its communicators
@@ -16,6 +18,37 @@
 #endif
 #ifndef FAKE_NCCL_FIRST_ID
 #define FAKE_NCCL_FIRST_ID 1
+#endif
+
+#ifdef FAKE_NCCL_NVTX
+#include <nvtx3/nvToolsExt.h>
+
+/* NCCL has guarded statics of C++ here. */
+static nvtxDomainHandle_t nvtx_domain;
+static pthread_once_t nvtx_once = PTHREAD_ONCE_INIT;
+static nvtxStringHandle_t nvtx_names[2];
+
+static void start_nvtx(void) {
+  nvtx_domain = nvtxDomainCreateA("NCCL");
+  nvtx_names[0] = nvtxDomainRegisterStringA(nvtx_domain, "ncclCommInitRank");
+  nvtx_names[1] = nvtxDomainRegisterStringA(nvtx_domain, "ncclAllReduce");
+}
+
+static void nvtx_range(int name) {
+  pthread_once(&nvtx_once, start_nvtx);
+  nvtxEventAttributes_t event;
+  memset(&event, 0, sizeof event);
+  event.version = NVTX_VERSION;
+  event.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+  event.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
+  event.message.registered = nvtx_names[name];
+  nvtxDomainRangePushEx(nvtx_domain, &event);
+  nvtxDomainRangePop(nvtx_domain);
+}
+#else
+static void nvtx_range(int name) {
+  (void)name;
+}
 #endif
 
 #define EXPORT __attribute__((visibility("default")))
@@ -40,7 +73,11 @@ static _Thread_local Deferred deferred[32];
 static _Thread_local int deferred_count;
 
 /* The call that is being recorded; wrapped by RECORD so that each function names itself once. */
+#ifdef FAKE_NCCL_QUIET
+#define RECORD(format, ...) ((void)0)
+#else
 #define RECORD(format, ...) fake_log("nccl%d " format, FAKE_NCCL_VERSION, ##__VA_ARGS__)
+#endif
 
 static int id_of(const void* comm) {
   return comm ? ((const Comm*)comm)->id : 0;
@@ -106,6 +143,7 @@ DEFINE(GetUniqueId, ncclUniqueId* id) {
 }
 
 DEFINE(CommInitRank, void** comm, int nranks, ncclUniqueId id, int rank) {
+  nvtx_range(0);
   const int result = create(comm, nranks, rank, 1);
   RECORD("CommInitRank nranks=%d rank=%d id=%08x depth=%d", nranks, rank, sum_of(&id), depth);
   return result;
@@ -266,6 +304,7 @@ DEFINE(GroupSimulateEnd, void* info) {
 #define ENQUEUED(name) RECORD(name " comm=%d count=%zu depth=%d", id_of(comm), count, depth)
 
 DEFINE(AllReduce, const void* send, void* recv, size_t count, int dtype, int op, void* comm, void* stream) {
+  nvtx_range(1);
   RECORD("AllReduce comm=%d send=%p recv=%p count=%zu dtype=%d op=%d stream=%p depth=%d", id_of(comm), send,
          recv, count, dtype, op, stream, depth);
   return kSuccess;

@@ -7,6 +7,7 @@
 
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -422,6 +423,23 @@ static int scenario_threads(const Api* nccl) {
   return 0;
 }
 
+static int scenario_many_calls(const Api* nccl) {
+  void* comms[2] = {NULL, NULL};
+  for (int i = 0; i < 2; ++i) TRY(make(nccl, &comms[i]));
+  for (int i = 0; i < 50; ++i) TRY(sum(nccl, comms[i % 2], (size_t)i));
+  for (int i = 0; i < 2; ++i) TRY(nccl->CommDestroy(comms[i]));
+  return 0;
+}
+
+/* No exit handler runs. */
+static int scenario_killed(const Api* nccl) {
+  void* comm = NULL;
+  TRY(make(nccl, &comm));
+  TRY(sum(nccl, comm, 81));
+  raise(SIGKILL);
+  return 0;
+}
+
 static int scenario_error_of_other(const Api* nccl) {
   void* comm = NULL;
   TRY(make(nccl, &comm));
@@ -451,6 +469,8 @@ static int run_scenario_of(const Api* nccl, const char* name) {
   SCENARIO(fork_first);
   SCENARIO(abort);
   SCENARIO(threads);
+  SCENARIO(many_calls);
+  SCENARIO(killed);
   SCENARIO(error_of_other);
   fprintf(stderr, "no scenario %s\n", name);
   return 2;
