@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // echo-tp doctor: will it work here, and which traffic will it not see?
+#include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/args.hpp"
 #include "cli/artifacts.hpp"
+#include "cli/doctor_host.hpp"
 #include "cli/doctor_probe.hpp"
+#include "cli/doctor_switches.hpp"
 #include "cli/text.hpp"
 #include "echo_tp_version.h"
 
@@ -15,8 +20,9 @@ namespace {
 
 constexpr const char* kHelp = R"(usage: echo-tp doctor [OPTIONS]
 
-Looks at this machine and environment: driver and GPUs, copies of NCCL and CUPTI, echo-tp's own libraries, MPS, variables
-that change what echo-tp sees, and the switches of frameworks whose all-reduces do not go through NCCL.
+Looks at this machine and environment: driver and GPUs, how their memory can be shared between processes, copies of NCCL and
+CUPTI, echo-tp's own libraries, MPS, limits of a container, variables that change what echo-tp sees, and the switches of
+frameworks whose all-reduces do not go through NCCL, with what turning them off costs. It changes none of them.
 
 Options:
       --json          the findings as a document on standard output
@@ -36,7 +42,8 @@ struct Findings {
   GpuFacts gpus;
   std::vector<LibraryCopy> nccl, cupti;
   std::optional<std::string> mps;
-  std::vector<EnvironmentFinding> environment;
+  HostFacts host;
+  std::vector<SwitchFinding> environment;
   Installation installation;
 };
 
@@ -50,6 +57,7 @@ std::vector<OwnFile> own_files(const Findings& findings) {
   const Installation& installation = findings.installation;
   return {{"shim", &installation.shim, "run and ab can't work"},
           {"engine", &installation.engine, "run and ab can't work"},
+          {"witness", &installation.witness, "run can't count all-reduces that pass it by"},
           {"recorder", &installation.recorder, "profile can't work"},
           {"bench worker", &installation.bench_worker, "bench can't work"},
           {"bench loopback", &installation.bench_loopback, "bench --loopback can't work"}};
@@ -70,15 +78,72 @@ std::vector<std::string> advice(const Findings& findings) {
                     "; Echo's kernels need 8.0");
     if (device.name.find("MIG") != std::string::npos)
       out.push_back(device.name + ": MIG slices are left to NCCL");
+    if (device.compute_mode == "prohibited") out.push_back(device.name + ": compute mode forbids any job");
+    if (device.compute_mode == "exclusive_process" && !findings.mps)
+      out.push_back(device.name + ": exclusive mode without MPS: one process at a time");
+    if (device.memory.ipc.works == false && device.memory.vmm.works == false)
+      out.push_back(device.name + ": its memory can't be shared with other processes (" +
+                    device.memory.vmm.problem + "): exchanges go through NCCL alone");
   }
   if (findings.nccl.empty()) out.push_back("no copy of NCCL found; a job may still bring its own");
+  for (const LibraryCopy& copy : findings.nccl) {
+    if (copy.hidden)
+      out.push_back(copy.path + ": holds an NCCL without symbols: run can't see what goes through it");
+  }
   if (findings.cupti.empty() && findings.gpus.problem.empty())
     out.push_back(
         "no CUPTI found: profiles will lack device times; install cuda-cupti, or give echo-tp profile "
         "--cupti FILE");
-  for (const EnvironmentFinding& finding : findings.environment) {
+  for (std::string& line : host_advice(findings.host)) out.push_back(std::move(line));
+  for (const SwitchFinding& finding : findings.environment) {
     if (finding.active) out.push_back(finding.name + "=" + finding.value + ": " + finding.effect);
   }
+  return out;
+}
+
+std::string words(const Attempt& attempt) {
+  if (attempt.works == true) return "works";
+  return (attempt.works ? "no" : "not tried") +
+         (attempt.problem.empty() ? std::string() : " (" + plain(attempt.problem) + ")");
+}
+
+std::string text_of(const HostFacts& host) {
+  std::string out = "host     container: " + host.container.value_or("none seen");
+  if (host.shm_bytes)
+    out += ", /dev/shm " + show_bytes(host.shm_free_bytes.value_or(-1)) + " free of " +
+           show_bytes(*host.shm_bytes);
+  if (host.locked_memory_bytes)
+    out += ", locked memory " + (*host.locked_memory_bytes == HostFacts::kUnlimited
+                                     ? std::string("unlimited")
+                                     : show_bytes(*host.locked_memory_bytes));
+  out += "\n         process namespace: " +
+         std::string(!host.own_pid_namespace   ? "unknown"
+                     : *host.own_pid_namespace ? "own"
+                                               : "the machine's") +
+         ", ptrace_scope " + (host.ptrace_scope ? std::to_string(*host.ptrace_scope) : std::string("none")) +
+         ", abstract sockets " +
+         (!host.abstract_sockets   ? "unknown"
+          : *host.abstract_sockets ? "work"
+                                   : "refused") +
+         "\n";
+  return out;
+}
+
+// One line a cost, with the switches that have it.
+std::string costs_of(const std::vector<SwitchFinding>& switches) {
+  std::vector<std::pair<std::string, std::string>> costs;
+  for (const SwitchFinding& finding : switches) {
+    if (finding.cost.empty()) continue;
+    const auto known = std::find_if(costs.begin(), costs.end(),
+                                    [&](const auto& entry) { return entry.first == finding.cost; });
+    if (known == costs.end()) {
+      costs.emplace_back(finding.cost, finding.name);
+    } else {
+      known->second += ", " + finding.name;
+    }
+  }
+  std::string out;
+  for (const auto& [cost, names] : costs) out += "  - " + cost + "\n      " + names + "\n";
   return out;
 }
 
@@ -91,25 +156,36 @@ std::string text_of(const Findings& findings) {
     out += "GPU      " + plain(device.name) +
            (device.capability.empty() ? "" : ", compute capability " + device.capability) + "\n";
   if (gpus.devices.empty()) out += "GPU      none\n";
+  for (std::size_t i = 0; i < gpus.devices.size(); ++i) {
+    const MemorySharing& memory = gpus.devices[i].memory;
+    out += "memory   GPU " + std::to_string(i) + ": CUDA IPC " + words(memory.ipc) + ", VMM handles " +
+           words(memory.vmm) + ", peers";
+    for (const int peer : memory.peers) out += " " + std::to_string(peer);
+    out += memory.peers.empty() ? " none\n" : "\n";
+  }
   for (const LibraryCopy& copy : findings.nccl)
-    out += "NCCL     " + plain(copy.version.value_or("unknown version")) + "  " + plain(copy.path) + "\n";
+    out += "NCCL     " + plain(copy.version.value_or("unknown version")) + "  " + plain(copy.path) +
+           (copy.inside.empty() ? ""
+            : copy.hidden       ? "  (static, hidden)"
+                                : "  (static, visible)") +
+           "\n";
   if (findings.nccl.empty()) out += "NCCL     none found\n";
   for (const LibraryCopy& copy : findings.cupti)
     out += "CUPTI    " + plain(copy.version.value_or("unknown version")) + "  " + plain(copy.path) + "\n";
   if (findings.cupti.empty()) out += "CUPTI    none found\n";
   out += "MPS      " + (findings.mps ? plain(*findings.mps) : std::string("not running")) + "\n";
+  out += text_of(findings.host);
   for (const OwnFile& file : own_files(findings)) {
     if (is_file(*file.path)) out += std::string("own      ") + file.what + "  " + plain(*file.path) + "\n";
   }
   out += "\nAll-reduces that do not go through NCCL are not seen by run. The switches:\n";
-  Table switches({"switch", "now", "what it does"});
-  for (const EnvironmentFinding& finding : findings.environment) {
-    if (finding.name.starts_with("VLLM") || finding.name.starts_with("--") ||
-        finding.name.starts_with("allreduce")) {
-      switches.row({finding.name, finding.value.empty() ? "" : finding.value, finding.effect});
-    }
+  Table switches({"switch", "of", "now", "what it does"});
+  for (const SwitchFinding& finding : findings.environment) {
+    if (!finding.bypass) continue;
+    switches.row({finding.name, finding.framework, finding.value, finding.effect});
   }
   out += switches.text();
+  out += "What turning one off costs:\n" + costs_of(findings.environment);
   const std::vector<std::string> lines = advice(findings);
   out += lines.empty() ? "\nNothing stands in the way.\n" : "\nTo know:\n";
   for (const std::string& line : lines) out += "  - " + plain(line, 400) + "\n";
@@ -119,12 +195,37 @@ std::string text_of(const Findings& findings) {
 Json copies(const std::vector<LibraryCopy>& list) {
   Json out = Json::array();
   for (const LibraryCopy& copy : list)
-    out.push_back({{"path", copy.path}, {"version", copy.version ? Json(*copy.version) : Json(nullptr)}});
+    out.push_back({{"path", copy.path},
+                   {"version", copy.version ? Json(*copy.version) : Json(nullptr)},
+                   {"static_in", copy.inside.empty() ? Json(nullptr) : Json(copy.inside)},
+                   {"hidden", copy.hidden}});
+  return out;
+}
+
+template <class T>
+Json known(const std::optional<T>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+Json json_of(const Attempt& attempt) {
+  return {{"works", known(attempt.works)},
+          {"problem", attempt.problem.empty() ? Json(nullptr) : Json(attempt.problem)}};
+}
+
+Json json_of(const HostFacts& host) {
+  const bool unlimited = host.locked_memory_bytes == HostFacts::kUnlimited;
+  Json out;
+  out["container"] = known(host.container);
+  out["shm_bytes"] = known(host.shm_bytes);
+  out["shm_free_bytes"] = known(host.shm_free_bytes);
+  out["locked_memory_bytes"] = unlimited ? Json("unlimited") : known(host.locked_memory_bytes);
+  out["ptrace_scope"] = known(host.ptrace_scope);
+  out["own_pid_namespace"] = known(host.own_pid_namespace);
+  out["abstract_sockets"] = known(host.abstract_sockets);
   return out;
 }
 
 std::string json_of(const Findings& findings) {
-  const auto known = [](const auto& value) { return value ? Json(*value) : Json(nullptr); };
   Json out;
   out["schema"] = "echo-tp/doctor/1";
   out["generator"] = {{"name", "echo-tp"}, {"version", ECHO_TP_VERSION}};
@@ -136,21 +237,30 @@ std::string json_of(const Findings& findings) {
     out["gpus"].push_back(
         {{"name", device.name},
          {"uuid", device.uuid.empty() ? Json(nullptr) : Json(device.uuid)},
-         {"capability", device.capability.empty() ? Json(nullptr) : Json(device.capability)}});
+         {"capability", device.capability.empty() ? Json(nullptr) : Json(device.capability)},
+         {"compute_mode", device.compute_mode.empty() ? Json(nullptr) : Json(device.compute_mode)},
+         {"peers", device.memory.peers},
+         {"ipc", json_of(device.memory.ipc)},
+         {"vmm", json_of(device.memory.vmm)}});
   }
   out["nccl"] = copies(findings.nccl);
   out["cupti"] = copies(findings.cupti);
   out["mps"] = known(findings.mps);
+  out["host"] = json_of(findings.host);
   out["installation"] = Json::array();
   for (const OwnFile& file : own_files(findings))
     out["installation"].push_back(
         {{"what", file.what}, {"path", *file.path}, {"present", is_file(*file.path)}});
   out["environment"] = Json::array();
-  for (const EnvironmentFinding& finding : findings.environment) {
-    out["environment"].push_back({{"name", finding.name},
-                                  {"value", finding.value.empty() ? Json(nullptr) : Json(finding.value)},
-                                  {"effect", finding.effect},
-                                  {"active", finding.active}});
+  for (const SwitchFinding& finding : findings.environment) {
+    out["environment"].push_back(
+        {{"name", finding.name},
+         {"framework", finding.framework.empty() ? Json(nullptr) : Json(finding.framework)},
+         {"value", finding.value.empty() ? Json(nullptr) : Json(finding.value)},
+         {"effect", finding.effect},
+         {"cost", finding.cost.empty() ? Json(nullptr) : Json(finding.cost)},
+         {"bypass", finding.bypass},
+         {"active", finding.active}});
   }
   out["advice"] = advice(findings);
   return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -161,8 +271,17 @@ int run(Session& session) {
   OptionSet set(kDoctorCommand);
   set.json_on_stdout(json);
   if (const auto code = set.parse(session)) return *code;
-  const Findings findings = {probe_gpus(), find_nccl(),         find_cupti(),
-                             probe_mps(),  probe_environment(), find_installation()};
+  Findings findings;
+  findings.gpus = probe_gpus();
+  findings.nccl = find_nccl();
+  findings.cupti = find_cupti();
+  findings.mps = probe_mps();
+  findings.host = probe_host("");
+  findings.environment = probe_switches([](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value ? value : "");
+  });
+  findings.installation = find_installation();
   session.terminal->out(json ? json_of(findings) : text_of(findings));
   return kExitOk;
 }

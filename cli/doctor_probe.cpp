@@ -49,6 +49,7 @@ void bind(void* library, const char* name, F& function) {
   function = reinterpret_cast<F>(::dlsym(library, name));
 }
 
+constexpr int kComputeMode = 20;      // CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
 constexpr int kCapabilityMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 constexpr int kCapabilityMinor = 76;
 
@@ -110,9 +111,19 @@ void add_python_folders(const fs::path& parent, std::vector<fs::path>& out) {
   std::error_code failed;
   for (fs::directory_iterator at(parent, failed), end; !failed && at != end; at.increment(failed)) {
     if (!at->path().filename().string().starts_with("python3")) continue;
-    for (const char* packages : {"site-packages", "dist-packages"})
-      out.push_back(at->path() / packages / "nvidia");
+    for (const char* packages : {"site-packages", "dist-packages"}) out.push_back(at->path() / packages);
   }
+}
+
+// The folders of Python packages.
+std::vector<fs::path> python_folders() {
+  std::vector<fs::path> out;
+  for (const std::string& root : {variable("VIRTUAL_ENV"), variable("CONDA_PREFIX"), std::string("/usr"),
+                                  std::string("/usr/local"), variable("HOME") + "/.local"}) {
+    if (!root.empty()) add_python_folders(fs::path(root) / "lib", out);
+  }
+  out.push_back("/usr/lib/python3/dist-packages");
+  return out;
 }
 
 std::vector<fs::path> library_folders(const std::vector<std::string>& wheel_folders) {
@@ -123,14 +134,8 @@ std::vector<fs::path> library_folders(const std::vector<std::string>& wheel_fold
     for (const char* below : {"lib64", "targets/x86_64-linux/lib", "extras/CUPTI/lib64"})
       out.push_back(fs::path(root) / below);
   }
-  std::vector<fs::path> pythons;
-  for (const std::string& root : {variable("VIRTUAL_ENV"), variable("CONDA_PREFIX"), std::string("/usr"),
-                                  std::string("/usr/local"), variable("HOME") + "/.local"}) {
-    if (!root.empty()) add_python_folders(fs::path(root) / "lib", pythons);
-  }
-  pythons.push_back("/usr/lib/python3/dist-packages/nvidia");
-  for (const fs::path& python : pythons) {
-    for (const std::string& wheel : wheel_folders) out.push_back(python / wheel / "lib");
+  for (const fs::path& python : python_folders()) {
+    for (const std::string& wheel : wheel_folders) out.push_back(python / "nvidia" / wheel / "lib");
   }
   return out;
 }
@@ -163,27 +168,42 @@ std::optional<std::string> version_in_name(const std::string& path) {
   return name.substr(at + 4);
 }
 
-// NCCL holds the text "NCCL version 2.28.9+cuda13.0"; wheels have no version in the file's name.
-std::optional<std::string> version_in_nccl(const std::string& path) {
+/// What `read` makes of a file's content; nothing if it can't be mapped.
+template <class Read>
+auto from_content(const std::string& path, Read read) -> decltype(read(std::string_view())) {
+  decltype(read(std::string_view())) out{};
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return std::nullopt;
-  std::optional<std::string> out;
+  if (file < 0) return out;
   struct stat facts {};
   if (::fstat(file, &facts) == 0 && facts.st_size > 0) {
     const auto size = static_cast<std::size_t>(facts.st_size);
     if (void* map = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0); map != MAP_FAILED) {
-      constexpr std::string_view kMark = "NCCL version ";
-      const std::string_view text(static_cast<const char*>(map), size);
-      for (std::size_t at = 0; !out && (at = text.find(kMark, at)) != std::string_view::npos; ++at) {
-        const std::size_t start = at + kMark.size();
-        const std::size_t end = std::min(text.find_first_not_of("0123456789.", start), size);
-        if (end > start + 2) out = std::string(text.substr(start, end - start));
-      }
+      out = read(std::string_view(static_cast<const char*>(map), size));
       ::munmap(map, size);
     }
   }
   ::close(file);
   return out;
+}
+
+// NCCL holds the text "NCCL version 2.28.9+cuda13.0"; wheels have no version in the file's name.
+std::optional<std::string> version_in_nccl(const std::string& path) {
+  return from_content(path, [](std::string_view text) -> std::optional<std::string> {
+    constexpr std::string_view kMark = "NCCL version ";
+    for (std::size_t at = 0; (at = text.find(kMark, at)) != std::string_view::npos; ++at) {
+      const std::size_t start = at + kMark.size();
+      const std::size_t end = std::min(text.find_first_not_of("0123456789.", start), text.size());
+      if (end > start + 2) return std::string(text.substr(start, end - start));
+    }
+    return std::nullopt;
+  });
+}
+
+// Whether a library that holds NCCL shows its functions, which is how the shim reaches the real ones.
+bool shows_nccl(const std::string& path) {
+  constexpr std::string_view kName("\0pncclAllReduce\0", 16);
+  return from_content(path,
+                      [&](std::string_view text) { return text.find(kName) != std::string_view::npos; });
 }
 
 }  // namespace
@@ -227,7 +247,7 @@ GpuFacts probe_gpus() {
     return out;
   }
   for (int i = 0; i < count; ++i) {
-    int device = 0, major = 0, minor = 0;
+    int device = 0, major = 0, minor = 0, mode = 0;
     std::array<char, 256> name{};
     std::array<unsigned char, 16> uuid{};
     if (cuda.get(&device, i) != 0) continue;
@@ -237,6 +257,12 @@ GpuFacts probe_gpus() {
         cuda.attribute(&minor, kCapabilityMinor, device) == 0)
       found.capability = std::to_string(major) + "." + std::to_string(minor);
     if (cuda.uuid && cuda.uuid(uuid.data(), device) == 0) found.uuid = uuid_text(uuid);
+    if (cuda.attribute(&mode, kComputeMode, device) == 0)
+      found.compute_mode = mode == 0   ? "default"
+                           : mode == 2 ? "prohibited"
+                           : mode == 3 ? "exclusive_process"
+                                       : "";
+    found.memory = probe_memory_sharing(library, device, i, count);
     out.devices.push_back(std::move(found));
   }
   return out;
@@ -247,6 +273,11 @@ std::vector<LibraryCopy> find_nccl() {
   for (const std::string& path : find_library("libnccl.so", {"nccl", "cu13", "cu12"})) {
     auto version = version_in_name(path);
     out.push_back({path, version ? version : version_in_nccl(path)});
+  }
+  for (const fs::path& python : python_folders()) {
+    const std::string path = (python / "torch/lib/libtorch_cuda.so").string();
+    if (const auto version = version_in_nccl(path))
+      out.push_back({path, version, "PyTorch", !shows_nccl(path)});
   }
   return out;
 }
@@ -266,58 +297,6 @@ std::optional<std::string> probe_mps() {
   if (!(file >> pid) || pid <= 0 || (::kill(static_cast<pid_t>(pid), 0) != 0 && errno != EPERM))
     return std::nullopt;
   return "control daemon, process " + std::to_string(pid) + ", in " + folder;
-}
-
-std::vector<EnvironmentFinding> probe_environment() {
-  struct Known {
-    const char* name;
-    const char* active_value;  // "*": any; "!x": set to anything but x
-    const char* effect;
-  };
-  constexpr Known kKnown[] = {
-      {"ECHO_TP", "off", "echo-tp run leaves the job alone"},
-      {"LD_PRELOAD", "*", "kept, behind echo-tp's own library"},
-      {"CUDA_INJECTION64_PATH", "*",
-       "echo-tp profile records no device times: another tool holds CUPTI's way in"},
-      {"NVTX_INJECTION64_PATH", "*", "echo-tp profile sees no NVTX ranges"},
-      {"NCCL_PROFILER_PLUGIN", "*", "echo-tp profile has no NCCL profiler plugin"},
-      {"NCCL_NVTX_DISABLE", "*", "NCCL emits no NVTX: fewer facts in profiles"},
-      {"NCCL_COMM_BLOCKING", "0", "communicators are non-blocking: Echo leaves them to NCCL"},
-      {"CUDA_VISIBLE_DEVICES", "*", "limits the GPUs that jobs see"},
-  };
-  std::vector<EnvironmentFinding> out;
-  for (const Known& known : kKnown) {
-    const std::string value = variable(known.name);
-    if (value.empty()) continue;
-    const bool any = std::strcmp(known.active_value, "*") == 0;
-    if (any || value == known.active_value) out.push_back({known.name, plain(value), known.effect, true});
-  }
-  // Traffic that never reaches NCCL. Whether a job uses it can't be seen from here; the switch can.
-  struct Path {
-    const char* name;
-    const char* off_value;  // null: a command line option, not a variable
-    const char* effect;
-  };
-  constexpr Path kPaths[] = {
-      {"VLLM_ALLREDUCE_USE_SYMM_MEM", "0",
-       "vLLM: 0 turns off PyTorch symmetric-memory all-reduce (on by default)"},
-      {"VLLM_ALLREDUCE_USE_FLASHINFER", "0",
-       "vLLM: 0 turns off FlashInfer's fused all-reduce; also fuse_allreduce_rms=false"},
-      {"VLLM_USE_NCCL_SYMM_MEM", "0", "vLLM: 0 turns off NCCL symmetric windows"},
-      {"--disable-custom-all-reduce", nullptr,
-       "vLLM, SGLang: turns off their own all-reduce kernels (on by default)"},
-      {"--enable-torch-symm-mem", nullptr, "SGLang: uses symmetric memory; leave it out"},
-      {"--enable-flashinfer-allreduce-fusion", nullptr, "SGLang: fuses all-reduce and norm; leave it out"},
-      {"--enable-mscclpp", nullptr, "SGLang: uses MSCCL++; leave it out"},
-      {"--tp-comm-overlap", nullptr, "Megatron: uses user buffers; leave it out"},
-      {"allreduce_strategy", nullptr, "TensorRT-LLM: NCCL sends all-reduces through NCCL"},
-  };
-  for (const Path& path : kPaths) {
-    const std::string value = path.off_value ? variable(path.name) : "";
-    out.push_back(
-        {path.name, plain(value), path.effect, path.off_value && !value.empty() && value != path.off_value});
-  }
-  return out;
 }
 
 }  // namespace echotp
