@@ -6,6 +6,6 @@ if ! [ -x "${1-}" ]; then
   echo "SKIPPED (no Python 3)"
   exit 77
 fi
-for program in "$(dirname "$0")"/../jobs/*.py; do
+for program in "$(dirname "$0")"/../jobs/*.py "$(dirname "$0")"/../gpu/clients/*.py; do
   "$1" -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$program" || exit 1
 done
