@@ -24,11 +24,13 @@ std::string listed(const std::vector<T>& list, Name name) {
   return out;
 }
 
-std::int64_t min_bytes_of(const PolicyMatch& match, const CallFacts& facts) noexcept {
-  return facts.p2p ? match.p2p_min_bytes.value_or(match.min_bytes) : match.min_bytes;
+std::int64_t min_bytes_of(const PolicyRule& rule, const CallFacts& facts) noexcept {
+  const PolicyMatch& match = rule.match;
+  return facts.p2p && allows_p2p(rule) ? match.p2p_min_bytes.value_or(match.min_bytes) : match.min_bytes;
 }
 
-std::string why_not(const PolicyMatch& match, const CallFacts& facts, unsigned unmet) {
+std::string why_not(const PolicyRule& rule, const CallFacts& facts, unsigned unmet) {
+  const PolicyMatch& match = rule.match;
   std::string out;
   const auto add = [&](unsigned bit, const std::string& text) {
     if ((unmet & bit) != 0) out.append(out.empty() ? "" : "; ").append(text);
@@ -38,7 +40,7 @@ std::string why_not(const PolicyMatch& match, const CallFacts& facts, unsigned u
                        listed(match.dtypes, data_type_name));
   add(kUnmetOp,
       std::string("op ") + reduce_op_name(facts.op) + " is not among " + listed(match.ops, reduce_op_name));
-  const std::int64_t least = min_bytes_of(match, facts);
+  const std::int64_t least = min_bytes_of(rule, facts);
   add(kUnmetMinBytes,
       least == std::numeric_limits<std::int64_t>::max()
           ? "min_bytes \"auto\" is never reached: the cost table shows no gain at any size"
@@ -98,7 +100,7 @@ unsigned unmet_conditions(const PolicyRule& rule, const CallFacts& facts) noexce
   if (!any_or_listed(match.dtypes, facts.dtype)) unmet |= kUnmetDtype;
   if (!any_or_listed(match.ops, facts.op)) unmet |= kUnmetOp;
   // A threshold of "never" must stay out of reach of a saturated size too.
-  const std::int64_t least = min_bytes_of(match, facts);
+  const std::int64_t least = min_bytes_of(rule, facts);
   if (bytes < least || least == std::numeric_limits<std::int64_t>::max()) unmet |= kUnmetMinBytes;
   if (match.max_bytes && bytes > *match.max_bytes) unmet |= kUnmetMaxBytes;
   if (facts.ranks < match.min_ranks || facts.ranks > match.max_ranks) unmet |= kUnmetRanks;
@@ -165,7 +167,7 @@ std::string explain(const Policy& policy, const CallFacts& facts) {
                         std::to_string(rule.compensation.channels)) +
              "\n";
     }
-    out += "no: " + why_not(rule.match, facts, unmet) + "\n";
+    out += "no: " + why_not(rule, facts, unmet) + "\n";
   }
   return out + (policy.rules.empty() ? "the policy has no rules" : "no rule matches") +
          "; forwarded to NCCL\n";

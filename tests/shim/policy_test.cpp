@@ -565,6 +565,11 @@ TEST_CASE("policy: transport and its limit of thread blocks") {
   CHECK(allows_p2p(policy->rules[0]));
   CHECK(!allows_p2p(policy->rules[1]));
   CHECK(allows_p2p(policy->rules[2]));
+  PolicyRule drift = policy->rules[0];
+  drift.compensation.mode = CompensationMode::kDrift;
+  drift.match.min_bytes = 1000;
+  drift.match.p2p_min_bytes = 10;  // holds for calls that go p2p alone
+  CHECK(unmet_conditions(drift, {.count = 100, .ranks = 2, .p2p = true}) == kUnmetMinBytes);
   CHECK(!allows_p2p(policy->rules[3]));  // the fused kernel knows no channels
   CHECK(transport_of(policy->rules[3], 2, 1 << 20) == TransportChoice::kStaged);
 }
