@@ -20,7 +20,7 @@ inline constexpr int kBenchChannels = 4096;
 /// The candidates are all combinations of these. Modes without estimates of elements have no format of them:
 /// one candidate stands for all formats. Methods that only the staged transport can run have no other.
 struct BenchGrid {
-  std::vector<TransportChoice> transports = {TransportChoice::kStaged};
+  std::vector<TransportChoice> transports = {TransportChoice::kStaged, TransportChoice::kP2p};
   std::vector<std::string> modes = {"both", "none"};  // as in a policy: none, owner, both, ef, drift
   std::vector<StateFormat> states = {StateFormat::kInt8};
   std::vector<int> first_leg_bits = {4};

@@ -19,8 +19,12 @@ const CommunicatorReceipt* communicator_of(const std::vector<Receipt>& receipts,
 // Empty: the receipt confirms the entry.
 std::string why_not(const CommunicatorReceipt& receipt, const std::string& transport, std::int64_t bytes) {
   if (!receipt.off.empty()) return receipt.off_detail.empty() ? receipt.off : receipt.off_detail;
-  // The receipt names what the ranks agreed on; a rule may still ask for less.
-  if (transport == "p2p" && receipt.transport != "p2p") return "the ranks did not agree on p2p";
+  if (transport == "p2p" && receipt.transport != "p2p")
+    return "the ranks did not agree on p2p" + (receipt.p2p_off.empty() ? "" : ": " + receipt.p2p_off);
+  // A candidate's communicator knows one rule.
+  if (receipt.p2p_calls != (transport == "p2p" ? receipt.compressed : 0))
+    return "of " + std::to_string(receipt.compressed) + " calls " + std::to_string(receipt.p2p_calls) +
+           " went p2p";
   const auto size = receipt.by_bytes.find(bytes);
   if (size == receipt.by_bytes.end() || size->second.compressed < size->second.calls)
     return "not every call of this size was compressed";

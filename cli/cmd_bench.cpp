@@ -34,7 +34,7 @@ Options:
       --ranks N              (default: the GPUs of this machine, at least 2)
       --sizes LIST           message sizes, with KiB, MiB or GiB (default 8KiB to 1GiB in steps of 4)
       --dtype TYPE           bf16 (default), fp16 or fp32
-      --transports LIST      staged (default), p2p; p2p where the ranks agree on it
+      --transports LIST      staged,p2p (default both); p2p where the ranks agree on it
       --modes LIST           compensation: both, owner, ef, drift, none (default both,none)
       --states LIST          format of the error estimates: int8 (default), fp16, fp32
       --first-leg-bits LIST  bits of a code on the way to its owner: 4 (default), 8

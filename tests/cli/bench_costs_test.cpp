@@ -108,6 +108,7 @@ TEST_CASE("bench: a receipt that contradicts an entry takes its time out") {
   communicator.name = candidate_name(measured.rule);
   communicator.transport = "p2p";
   communicator.by_bytes[67108864] = {.calls = 9, .compressed = 9};
+  communicator.compressed = communicator.p2p_calls = 12;
   const auto confirm = [&](std::vector<std::string>& doubts) {
     Receipt receipt;
     receipt.communicators = {communicator};
@@ -126,7 +127,12 @@ TEST_CASE("bench: a receipt that contradicts an entry takes its time out") {
   communicator.transport = "staged";
   CHECK(!confirm(doubts).echo_us);
   CHECK(confirm(doubts).why_not == "the ranks did not agree on p2p");
+  communicator.p2p_off = "rank 1 lives on another host";
+  CHECK(confirm(doubts).why_not == "the ranks did not agree on p2p: rank 1 lives on another host");
   communicator.transport = "p2p";
+  communicator.p2p_calls = 11;
+  CHECK(confirm(doubts).why_not == "of 12 calls 11 went p2p");
+  communicator.p2p_calls = 12;
   communicator.by_bytes[67108864].compressed = 8;
   CHECK(confirm(doubts).why_not == "not every call of this size was compressed");
   communicator.off = "voted_off";
