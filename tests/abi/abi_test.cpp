@@ -17,7 +17,7 @@ namespace {
 
 struct Version {
   int number;           ///< as ncclGetVersion gives it
-  std::string library;  ///< a fake of that version
+  std::string nccl;     ///< a fake of that version
   std::string program;  ///< linked with it
 };
 const std::vector<Version> kVersions = {
@@ -75,7 +75,7 @@ TEST_CASE("the documentation names every function that is wrapped and every reas
 
 TEST_CASE("each fake has exactly its version's functions") {
   for (const Version& version : kVersions) {
-    const Outcome outcome = run_plain({INTERPOSE_DLOPEN, "symbols", version.library}, {});
+    const Outcome outcome = run_plain({INTERPOSE_DLOPEN, "symbols", version.nccl}, {});
     CAPTURE(outcome.text());
     CHECK(outcome.out == expected_symbols(version.number, "real"));
   }
@@ -83,7 +83,7 @@ TEST_CASE("each fake has exactly its version's functions") {
 
 TEST_CASE("dlsym gives out ours for what the version has and we wrap, and nothing that it lacks") {
   for (const Version& version : kVersions) {
-    const Outcome outcome = run_watched({INTERPOSE_DLOPEN, "symbols", version.library});
+    const Outcome outcome = run_watched({INTERPOSE_DLOPEN, "symbols", version.nccl});
     CAPTURE(outcome.text());
     CHECK(outcome.code == 0);
     CHECK(outcome.err.empty());
@@ -94,7 +94,7 @@ TEST_CASE("dlsym gives out ours for what the version has and we wrap, and nothin
 TEST_CASE("a lookup in the global scope finds what the version has, and nothing that it lacks") {
   for (const Version& version : kVersions) {
     for (const char* state : {"on", "off"}) {
-      const Outcome outcome = run_watched({INTERPOSE_DLOPEN, "probe", version.library}, {{"ECHO_TP", state}});
+      const Outcome outcome = run_watched({INTERPOSE_DLOPEN, "probe", version.nccl}, {{"ECHO_TP", state}});
       CAPTURE(version.number);
       CAPTURE(state);
       CHECK(outcome.code == 0);
@@ -128,7 +128,7 @@ TEST_CASE("jobs of every version are caught and reach it, by link and by dlsym")
     const std::string nccl = "nccl" + std::to_string(version.number) + " ";
     const std::string of_version = " nccl=" + std::to_string(version.number);
     for (const std::vector<std::string>& how :
-         {std::vector<std::string>{version.program}, {INTERPOSE_DLOPEN, "dlsym", version.library}}) {
+         {std::vector<std::string>{version.program}, {INTERPOSE_DLOPEN, "dlsym", version.nccl}}) {
       for (const std::string scenario : {"all", "two_comms", "config", "split", "group_one", "group_two"}) {
         std::vector<std::string> command = how;
         command.push_back(scenario);
